@@ -1,0 +1,57 @@
+"""The error tree. Each leaf has its own process exit code (docs/exit-codes.md is checked against this file).
+
+    SpecrtError                 1
+    ├── UsageError              2   an option or a prompt is not acceptable
+    ├── SourceError             3   a model to export cannot be found or read
+    ├── UnsupportedModelError   4   a model that cannot be exported faithfully
+    ├── PairError               5   the draft does not fit the target
+    ├── BundleError             6   a bundle is missing, damaged or of another schema
+    ├── ParityError             7   an exported graph does not answer as the model does
+    ├── ResourceError           8   not enough disk or memory
+    └── BackendError            9   a backend is unknown, not in the bundle, or its library is missing
+
+An interrupted command (Ctrl-C) exits with 130. A message says what is wrong, what was got, what was expected and
+how to mend it, in one line.
+"""
+
+from __future__ import annotations
+
+INTERRUPTED_EXIT_CODE = 130
+
+
+class SpecrtError(Exception):
+    """Root of the errors that specrt raises on purpose; ``exit_code`` is the process's exit status."""
+
+    exit_code = 1
+
+
+class UsageError(SpecrtError):
+    exit_code = 2
+
+
+class SourceError(SpecrtError):
+    exit_code = 3
+
+
+class UnsupportedModelError(SpecrtError):
+    exit_code = 4
+
+
+class PairError(SpecrtError):
+    exit_code = 5
+
+
+class BundleError(SpecrtError):
+    exit_code = 6
+
+
+class ParityError(SpecrtError):
+    exit_code = 7
+
+
+class ResourceError(SpecrtError):
+    exit_code = 8
+
+
+class BackendError(SpecrtError):
+    exit_code = 9

@@ -1,0 +1,131 @@
+"""``bundle.json``: what a bundle says of itself. Read and written only here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.engines.codec import from_json, to_json
+from specrt.engines.errors import BundleError
+from specrt.engines.spec import ModelSpec, TensorSpec, model_contract
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "bundle.json"
+DRAFT_KINDS = ("ngram", "self", "model")
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How the exported graph compared with the torch model at export, on the reference ids.
+
+    Units: logits. ``max_abs_error`` over ``num_positions`` positions of ``vocab_size`` logits each; ``argmax_agreement``
+    is the share of positions whose most likely token is the same.
+    """
+
+    num_positions: int
+    max_abs_error: float
+    max_abs_logit: float
+    argmax_agreement: float
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch."""
+
+    source: str
+    revision: str | None
+    architecture: str
+    graph: str
+    spec: ModelSpec
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights_bytes: int
+    reference: str
+    parity: Parity
+
+
+@dataclass(frozen=True)
+class DraftEntry:
+    """``kind`` is one of ``ngram``, ``self`` (the target on a second slot) and ``model`` (then ``model`` is set)."""
+
+    kind: str
+    model: ModelEntry | None
+
+
+@dataclass(frozen=True)
+class TokenizerEntry:
+    """``bos_token`` and ``eos_token`` are the strings that chat templates may use."""
+
+    file: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of ``bundle.json``. ``heads`` maps an accept rule to its graph; ``files`` covers every other file."""
+
+    schema_version: int
+    specrt_version: str
+    created_utc: str
+    versions: dict[str, str]
+    backends: tuple[str, ...]
+    num_speculative_tokens: int
+    eos_token_ids: tuple[int, ...]
+    target: ModelEntry
+    draft: DraftEntry
+    heads: dict[str, str]
+    tokenizer: TokenizerEntry
+    files: dict[str, FileEntry]
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The content of ``bundle.json``."""
+    return json.dumps(to_json(manifest), indent=1) + "\n"
+
+
+def manifest_from_bundle(bundle: Path) -> Manifest:
+    """Read and validate ``bundle.json``. Raises ``BundleError`` with what is wrong and how to mend it."""
+    path = bundle / MANIFEST_NAME
+    if not bundle.is_dir():
+        raise BundleError(f"{bundle}: no such bundle folder; make one with 'specrt export TARGET -o {bundle}'")
+    if not path.is_file():
+        raise BundleError(f"{bundle}: not a bundle, {MANIFEST_NAME} is missing; export again with 'specrt export'")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}; "
+            "export again, or install the specrt that wrote it"
+        )
+    try:
+        manifest = from_json(Manifest, data)
+        _validate(manifest)
+    except ValueError as error:
+        raise BundleError(f"{path}: {error}; export the bundle again") from error
+    return manifest
+
+
+def _validate(manifest: Manifest) -> None:
+    if manifest.draft.kind not in DRAFT_KINDS or (manifest.draft.kind == "model") != (manifest.draft.model is not None):
+        raise ValueError(f"draft: kind {manifest.draft.kind!r} and its model do not go together")
+    if manifest.num_speculative_tokens < 1:
+        raise ValueError(f"num_speculative_tokens: got {manifest.num_speculative_tokens}, expected 1 or more")
+    for model in filter(None, (manifest.target, manifest.draft.model)):
+        contract = model_contract(model.spec)
+        if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
+            raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
+    for name in manifest.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"files: {name!r} leads out of the bundle")

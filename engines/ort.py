@@ -1,0 +1,139 @@
+"""ONNX Runtime behind the seam, on the CPU provider.
+
+Every input and output is bound to memory that the binding owns; KV outputs are bound to the memory of their inputs, so
+``GroupQueryAttention`` appends in place. One ``IOBinding`` for each (width, rows) that recurs is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.seam import Array, allocate, check_shared
+from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, plan_buffers
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise BackendError(
+        "backend onnxruntime: the library onnxruntime is not installed; install it with 'pip install \"specrt[cpu]\"'"
+    ) from error
+
+_ORT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+}
+
+
+def available_cores() -> int:
+    """Cores this process may run on: the default number of threads."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _session_options(threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads of an idle session must not spin: draft and target take turns on the same cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+class OrtEngine:
+    """A graph and its weights in an ONNX Runtime session.
+
+    Raises ``BundleError`` when the graph cannot be loaded or does not have the inputs and outputs of ``contract``.
+    """
+
+    def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
+        self.contract = contract
+        try:
+            self.session = ort.InferenceSession(
+                str(graph), _session_options(threads), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base of their own
+            reason = str(error).splitlines()[0]
+            raise BundleError(
+                f"{graph}: onnxruntime {ort.__version__} cannot load it ({reason}); export it again"
+            ) from error
+        self._check_contract(graph)
+        self._open_slots: set[int] = set()
+
+    def _check_contract(self, graph: Path) -> None:
+        for kind, tensors, nodes in (
+            ("inputs", self.contract.inputs, self.session.get_inputs()),
+            ("outputs", self.contract.outputs, self.session.get_outputs()),
+        ):
+            found = sorted((node.name, _ORT_TYPES.get(node.type, node.type)) for node in nodes)
+            expected = sorted((tensor.name, tensor.dtype) for tensor in tensors)
+            if found != expected:
+                difference = sorted(set(found) ^ set(expected))[0]
+                raise BundleError(f"{graph}: {kind} differ from the contract at {difference}; export the bundle again")
+
+    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> OrtBinding:
+        """See ``specrt.engines.seam.Engine.open``."""
+        if slot in self._open_slots:
+            raise ValueError(f"slot {slot} is open already")
+        self._open_slots.add(slot)
+        return OrtBinding(self, slot, shared or {})
+
+    def _close(self, slot: int) -> None:
+        self._open_slots.discard(slot)
+
+
+class OrtBinding:
+    """One slot's memory and its bindings; see ``specrt.engines.seam.Binding``."""
+
+    # Widths above this are prefill chunks of odd size: bound for the occasion, not kept.
+    KEPT_WIDTHS = 64
+
+    def __init__(self, engine: OrtEngine, slot: int, shared: Mapping[str, Array]) -> None:
+        self._engine, self._slot = engine, slot
+        self._buffers: dict[str, Array] = {}
+        for buffer in plan_buffers(engine.contract, frozenset(shared)):
+            if buffer.owner == "shared":
+                check_shared(buffer.name, shared[buffer.name], buffer.shape, buffer.dtype)
+                self._buffers[buffer.name] = shared[buffer.name]
+            else:
+                self._buffers[buffer.name] = allocate(buffer.shape, buffer.dtype)
+        self.host: Mapping[str, Array] = MappingProxyType(self._buffers)
+        self._bound: dict[tuple[int, int], Any] = {}
+        self._session: Any = engine.session
+
+    def _bind(self, width: int, rows: int) -> Any:
+        limits = self._engine.contract.limits
+        if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
+            raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
+        dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
+        io = self._session.io_binding()
+        for tensor in self._engine.contract.inputs:
+            array = self._buffers[tensor.name]
+            io.bind_input(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
+        for tensor in self._engine.contract.outputs:
+            array = self._buffers[tensor.alias or tensor.name]
+            io.bind_output(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
+        if width <= self.KEPT_WIDTHS:
+            self._bound[width, rows] = io
+        return io
+
+    def run(self, width: int, rows: int) -> None:
+        """See ``specrt.engines.seam.Binding.run``."""
+        if self._session is None:
+            raise RuntimeError("this binding is closed")
+        io = self._bound.get((width, rows)) or self._bind(width, rows)
+        self._session.run_with_iobinding(io)
+
+    def close(self) -> None:
+        """See ``specrt.engines.seam.Binding.close``."""
+        if self._session is not None:
+            self._session = None
+            self._bound.clear()
+            self._buffers = {}
+            self._engine._close(self._slot)

@@ -1,0 +1,156 @@
+"""The I/O contract: what every graph of a bundle takes and gives, written once.
+
+Tensor names, dtypes, symbolic shapes and the memory that an output shares with an input are stated here. The exporter's
+dummy inputs and ONNX names, the backends' bindings, buffer sizes and ``specrt inspect`` are all derived from it.
+
+A pass over a model feeds ``width`` new tokens at positions ``start .. start + width - 1`` and returns the logits of
+``rows`` of them. ``capacity`` is the number of KV slots. The batch is 1 everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+WIDTH, ROWS, CAPACITY = "width", "rows", "capacity"
+Dim = int | str
+
+INPUT_IDS = "input_ids"
+POSITION_IDS = "position_ids"
+SEQLENS_K = "seqlens_k"
+TOTAL_SEQUENCE_LENGTH = "total_sequence_length"
+ROW_INDICES = "row_indices"
+LOGITS = "logits"
+TOKENS = "tokens"
+NUM_ACCEPTED = "num_accepted"
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
+
+
+def past_name(part: str, layer: int) -> str:
+    """Name of a KV input; ``part`` is ``key`` or ``value``."""
+    return f"past_{part}.{layer}"
+
+
+def present_name(part: str, layer: int) -> str:
+    """Name of the KV output that shares its memory with ``past_name(part, layer)``."""
+    return f"present_{part}.{layer}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a graph. ``alias`` names the input whose memory an output shares."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    alias: str | None = None
+
+    def resolve(self, dims: dict[str, int]) -> tuple[int, ...]:
+        """The concrete shape for ``dims`` (a value for each symbolic dimension)."""
+        return tuple(dims[d] if isinstance(d, str) else d for d in self.shape)
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """KV geometry of one layer: a key and a value buffer of [1, num_kv_heads, capacity, head_dim] each."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the contract of a model is derived from.
+
+    ``max_seq_len`` bounds the committed tokens; ``capacity = max_seq_len + K`` so that a full-width round always fits.
+    ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the most logits rows a pass returns.
+    """
+
+    vocab_size: int
+    max_seq_len: int
+    capacity: int
+    max_width: int
+    max_rows: int
+    dtype: str
+    kv_layers: tuple[KVLayer, ...]
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The largest value of each symbolic dimension."""
+        return {WIDTH: self.max_width, ROWS: self.max_rows, CAPACITY: self.capacity}
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV buffers of one sequence."""
+        per_slot = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.kv_layers)
+        return per_slot * self.capacity * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Inputs and outputs of one graph, in the graph's order, and the limits of its symbolic dimensions."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    limits: dict[str, int]
+
+
+def model_contract(spec: ModelSpec) -> Contract:
+    """The contract of a model's graph.
+
+    ``seqlens_k`` holds the index of the last fed position (tokens in the cache after the pass, minus one), which is the
+    convention of ``com.microsoft::GroupQueryAttention``; ``total_sequence_length`` is the same count, not reduced.
+    """
+    inputs = [
+        TensorSpec(INPUT_IDS, "int64", (1, WIDTH)),
+        TensorSpec(POSITION_IDS, "int64", (1, WIDTH)),
+        TensorSpec(SEQLENS_K, "int32", (1,)),
+        TensorSpec(TOTAL_SEQUENCE_LENGTH, "int32", (1,)),
+        TensorSpec(ROW_INDICES, "int64", (ROWS,)),
+    ]
+    outputs = [TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size))]
+    for index, layer in enumerate(spec.kv_layers):
+        shape: tuple[Dim, ...] = (1, layer.num_kv_heads, CAPACITY, layer.head_dim)
+        for part in ("key", "value"):
+            past = TensorSpec(past_name(part, index), spec.dtype, shape)
+            inputs.append(past)
+            outputs.append(TensorSpec(present_name(part, index), spec.dtype, shape, alias=past.name))
+    return Contract(tuple(inputs), tuple(outputs), spec.limits)
+
+
+def match_head_contract(spec: ModelSpec) -> Contract:
+    """The contract of the ``match`` head: the target's own token of each row, and how many drafted ones equal it.
+
+    Its three inputs are the very buffers of the pass it judges: row ``i`` of the logits was computed after
+    ``input_ids[row_indices[i]]``, and the drafted token it judges is ``input_ids[row_indices[i + 1]]``.
+    """
+    inputs = (
+        TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size)),
+        TensorSpec(INPUT_IDS, "int64", (1, WIDTH)),
+        TensorSpec(ROW_INDICES, "int64", (ROWS,)),
+    )
+    outputs = (TensorSpec(TOKENS, "int64", (ROWS,)), TensorSpec(NUM_ACCEPTED, "int64", (1,)))
+    return Contract(inputs, outputs, spec.limits)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One allocation. ``owner`` is ``self`` when the binding allocates it, else ``shared`` (another binding's)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    owner: str
+
+
+def plan_buffers(contract: Contract, shared: frozenset[str] = frozenset()) -> tuple[Buffer, ...]:
+    """The buffers that binding a graph takes, each at its largest shape; aliased outputs take none of their own."""
+    plan = []
+    for tensor in (*contract.inputs, *contract.outputs):
+        if tensor.alias is None:
+            shape = tensor.resolve(contract.limits)
+            owner = "shared" if tensor.name in shared else "self"
+            plan.append(Buffer(tensor.name, tensor.dtype, shape, prod(shape) * ITEM_BYTES[tensor.dtype], owner))
+    return tuple(plan)

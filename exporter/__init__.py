@@ -1,0 +1,1 @@
+"""From a Hugging Face causal LM to the graphs of a bundle."""

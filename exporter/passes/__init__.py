@@ -1,0 +1,1 @@
+"""Graph passes, each ``graph -> graph`` and testable alone."""
