@@ -18,6 +18,7 @@ from specrt.engines.spec import (
     NUM_ACCEPTED,
     POSITION_IDS,
     ROW_INDICES,
+    SEQLENS_K,
     TOKENS,
     TOTAL_SEQUENCE_LENGTH,
     Contract,
@@ -66,8 +67,10 @@ class _Binding:
         self._owner.compute(self.host, width, rows)
 
     def close(self) -> None:
-        self._is_open = False
-        self._owner.open_slots.discard(self._slot)
+        if self._is_open:
+            self._is_open = False
+            self.host = MappingProxyType({})
+            self._owner.open_slots.discard(self._slot)
 
 
 class _Engine:
@@ -78,8 +81,9 @@ class _Engine:
     def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> _Binding:
         if slot in self.open_slots:
             raise ValueError(f"slot {slot} is open already")
+        binding = _Binding(self, slot, shared or {})
         self.open_slots.add(slot)
-        return _Binding(self, slot, shared or {})
+        return binding
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         raise NotImplementedError
@@ -94,17 +98,23 @@ class FakeEngine(_Engine):
         self.num_passes = 0
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        """Write the fed ids into the cache at their positions, then one-hot logits of the asked rows."""
+        """Write the fed ids into the cache at their positions, then one-hot logits of the asked rows.
+
+        Raises ``ValueError`` for a pass that a real model would answer wrongly.
+        """
         self.num_passes += 1
         cache = host[past_name("key", 0)].reshape(-1)  # [capacity]
         start = int(host[TOTAL_SEQUENCE_LENGTH][0]) - width
-        positions = host[POSITION_IDS][0, :width]
-        if start < 0 or positions[0] != start or positions[-1] != start + width - 1:
-            raise ValueError(f"positions {positions} do not follow {start} cached tokens")
+        positions, last = host[POSITION_IDS][0, :width], int(host[SEQLENS_K][0])
+        if start < 0 or not np.array_equal(positions, np.arange(start, start + width)) or last != start + width - 1:
+            raise ValueError(f"positions {positions} and seqlens_k {last} do not follow {start} cached tokens")
+        indices = host[ROW_INDICES][:rows]
+        if indices.min() < 0 or indices.max() >= width:
+            raise ValueError(f"row indices {indices} are not all in a pass of {width} tokens")
         cache[start : start + width] = host[INPUT_IDS][0, :width]
         logits = host[LOGITS][:rows]  # [R, V]
         logits[:] = 0
-        for row, index in enumerate(host[ROW_INDICES][:rows]):
+        for row, index in enumerate(indices):
             prefix = cache[: start + int(index) + 1].astype(np.int64).tolist()
             logits[row, self.next_token(prefix)] = 1
 
@@ -116,5 +126,5 @@ class FakeHead(_Engine):
         super().__init__(match_head_contract(spec))
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        row_ids = host[INPUT_IDS][0, host[ROW_INDICES][:rows]]  # [R]
+        row_ids = host[INPUT_IDS][0, :width][host[ROW_INDICES][:rows]]  # [R]
         host[TOKENS][:rows], host[NUM_ACCEPTED][0] = match(host[LOGITS][:rows], row_ids)

@@ -1,4 +1,7 @@
-"""Are a bundle's files the ones its manifest names? Sizes always; SHA-256 once for each (size, mtime), then remembered."""
+"""Are a bundle's files the ones its manifest names?
+
+Sizes are compared always, SHA-256 once for each (size, mtime, ctime), which is then remembered.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ DRAFT_KINDS = ("ngram", "self", "model")
 class Parity:
     """How the exported graph compared with the torch model at export, on the reference ids.
 
-    Units: logits. ``max_abs_error`` over ``num_positions`` positions of ``vocab_size`` logits each; ``argmax_agreement``
-    is the share of positions whose most likely token is the same.
+    Units: logits. ``max_abs_error`` over ``num_positions`` positions of ``vocab_size`` logits each;
+    ``argmax_agreement`` is the share of positions whose most likely token is the same.
     """
 
     num_positions: int
@@ -55,7 +55,7 @@ class DraftEntry:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """``bos_token`` and ``eos_token`` are the strings that chat templates may use."""
+    """``file`` and ``chat_template`` are files of the bundle; the tokens are the strings that templates may use."""
 
     file: str
     chat_template: str | None
@@ -101,7 +101,7 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
         raise BundleError(f"{bundle}: not a bundle, {MANIFEST_NAME} is missing; export again with 'specrt export'")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
@@ -122,10 +122,15 @@ def _validate(manifest: Manifest) -> None:
         raise ValueError(f"draft: kind {manifest.draft.kind!r} and its model do not go together")
     if manifest.num_speculative_tokens < 1:
         raise ValueError(f"num_speculative_tokens: got {manifest.num_speculative_tokens}, expected 1 or more")
-    for model in filter(None, (manifest.target, manifest.draft.model)):
+    models = [model for model in (manifest.target, manifest.draft.model) if model is not None]
+    for model in models:
         contract = model_contract(model.spec)
         if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
             raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
+    named = {manifest.tokenizer.file, manifest.tokenizer.chat_template or manifest.tokenizer.file}
+    named.update(manifest.heads.values(), *((model.graph, model.reference) for model in models))
+    if unlisted := sorted(named - set(manifest.files)):
+        raise ValueError(f"files: {unlisted[0]!r} is named by the bundle but not listed")

@@ -1,7 +1,7 @@
 """The seam between the round and the backends: ``open(slot)`` gives a binding, ``run(width, rows)``, ``close()``.
 
-Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A head is
-an engine too: it is opened on the buffers of the model pass that it judges.
+Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A head
+is an engine too: it is opened on the buffers of the model pass that it judges.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_shared(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
-    """Raise ``ValueError`` unless ``array`` is contiguous, of ``dtype`` and at least as large as ``shape``."""
-    fits = array.flags.c_contiguous and array.dtype == np.dtype(dtype) and array.size >= int(np.prod(shape))
-    if not fits or array.shape[1:] != shape[1:] and len(shape) > 1 and shape[0] != 1:
+    """Raise ``ValueError`` unless ``array`` is contiguous and of exactly this dtype and shape."""
+    if not array.flags.c_contiguous or array.dtype != np.dtype(dtype) or array.shape != shape:
         raise ValueError(
             f"shared buffer {name}: got {array.dtype}{list(array.shape)}, expected contiguous {dtype}{list(shape)}"
         )

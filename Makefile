@@ -1,0 +1,59 @@
+# Every check that CI runs is a target here. `make` alone lists them.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := specrt engines runtime exporter tools tests
+
+# An isolated build would not heed constraints.txt, so setuptools is installed first and builds are not isolated.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help install test lint format types pytest demo demo-pair clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+install: $(STAMP)  ## Create .venv with the tested versions (again only when those change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "installing specrt and the tested versions into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt setuptools
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
+	@touch $@
+
+test: lint types pytest  ## Install, then lint, formatting, types and tests
+
+lint: install  ## Lint, and check the formatting
+	@$(BIN)/ruff check --quiet $(SOURCES)
+	@$(BIN)/ruff format --check --quiet $(SOURCES)
+
+format: install  ## Mend what can be mended by machine
+	@$(BIN)/ruff check --quiet --fix --exit-zero $(SOURCES)
+	@$(BIN)/ruff format --quiet $(SOURCES)
+
+# Checkers cannot follow the editable install's finder, so they see the unpacked wheel, and the tests beside it.
+types: install  ## Check the types, strictly
+	@rm -rf build
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@$(BIN)/python -m zipfile -e build/wheel/specrt-*.whl build/types
+	@cd build/types && MYPYPATH=../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
+
+pytest: install  ## Run the tests; ARGS="-k name" chooses some
+	@$(BIN)/python -m pytest --quiet $(ARGS)
+
+demo: install  ## Export a small pair and generate with it
+	@$(BIN)/python -m specrt.tools.demo $(ARGS)
+
+demo-pair: install  ## The same with a separate draft model
+	@$(BIN)/python -m specrt.tools.demo --pair $(ARGS)
+
+clean:  ## Remove what the targets above made, .venv too
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,256 @@
+"""``specrt export``: a target and a draft go in, a bundle comes out. The order of the work is this file."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import psutil
+
+import specrt
+from specrt.engines.errors import UnsupportedModelError, UsageError
+from specrt.engines.manifest import (
+    SCHEMA_VERSION,
+    DraftEntry,
+    Manifest,
+    ModelEntry,
+    TokenizerEntry,
+    manifest_from_bundle,
+)
+from specrt.engines.ort import available_cores
+from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
+from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
+from specrt.exporter.heads import match_head
+from specrt.exporter.observe import Observation, observe
+from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids
+from specrt.exporter.passes import optimize
+from specrt.exporter.progress import Progress, Silent
+from specrt.exporter.reference import check_parity, reference_ids, reference_logits, save_reference
+from specrt.exporter.source import Source, find_source
+from specrt.exporter.trace import torch_dtype, trace
+
+BACKENDS = ("onnxruntime",)
+DTYPES = {"fp32": "float32", "fp16": "float16"}
+MODEL_FREE_DRAFTS = ("ngram", "self")
+DEFAULT_MAX_SEQ_LEN = 2048
+_VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What ``specrt export`` was asked for. ``max_seq_len`` None means 2048, or the model's context where shorter."""
+
+    target: str
+    output: Path
+    draft: str = "ngram"
+    num_speculative_tokens: int = 5
+    max_seq_len: int | None = None
+    prefill_chunk: int = 512
+    dtype: str = "fp32"
+    draft_dtype: str | None = None
+    backend: str = "onnxruntime"
+    revision: str | None = None
+    draft_revision: str | None = None
+    trust_remote_code: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_speculative_tokens <= 32:
+            raise UsageError(f"--num-speculative-tokens {self.num_speculative_tokens}: expected 1 to 32")
+        if self.max_seq_len is not None and self.max_seq_len < 16:
+            raise UsageError(f"--max-seq-len {self.max_seq_len}: expected 16 or more")
+        if self.prefill_chunk < self.num_speculative_tokens + 2:
+            raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
+        for option, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype or self.dtype)):
+            if dtype not in DTYPES:
+                raise UsageError(
+                    f"{option} {dtype}: backend {self.backend} on the CPU runs {', '.join(DTYPES)} "
+                    "(it has no bf16 kernels); choose one of these"
+                )
+        if self.backend not in BACKENDS:
+            raise UsageError(f"--backend {self.backend}: expected {', '.join(BACKENDS)}")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One model to export: where from, where to, and its derived spec."""
+
+    role: str
+    source: Source
+    observation: Observation
+    spec: ModelSpec
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype]
+
+
+def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
+    """Write the bundle of ``options`` and return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
+    progress = progress or Silent()
+    check_output(options.output, options.force)
+    progress.step("reading configs")
+    target = _plan("target", find_source(options.target, options.revision, options.trust_remote_code), options)
+    draft = None
+    if options.draft not in MODEL_FREE_DRAFTS:
+        source = find_source(options.draft, options.draft_revision, options.trust_remote_code)
+        draft = _plan("draft", source, options)
+    eos = _eos(target.source)
+    _check_draft(target, draft, eos, progress)
+    plans = [target, *([draft] if draft else [])]
+    _check_resources(plans, options.output, progress)
+    with new_bundle(options.output) as folder:
+        models = [_export_model(plan, folder, progress) for plan in plans]
+        tokenizer = _write_tokenizer(target.source, folder)
+        (folder / "heads").mkdir()
+        onnx.save(match_head(), folder / "heads" / "match.onnx")
+        kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
+        progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            specrt_version=specrt.__version__,
+            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            versions={name: importlib.metadata.version(name) for name in _VERSIONED},
+            backends=(options.backend,),
+            num_speculative_tokens=options.num_speculative_tokens,
+            eos_token_ids=eos,
+            target=models[0],
+            draft=DraftEntry(kind, models[1] if draft else None),
+            heads={"match": "heads/match.onnx"},
+            tokenizer=tokenizer,
+            files=file_entries(folder, progress.advance),
+        )
+        write_manifest(folder, manifest)
+        return manifest_from_bundle(folder)
+
+
+def _plan(role: str, source: Source, options: ExportOptions) -> _Plan:
+    observation = observe(source.config, options.trust_remote_code)
+    longest = observation.max_position_embeddings
+    wanted = options.max_seq_len or DEFAULT_MAX_SEQ_LEN
+    if role == "target" and options.max_seq_len and longest and options.max_seq_len > longest:
+        raise UsageError(f"--max-seq-len {options.max_seq_len}: {source.name} has a context of {longest}; ask for less")
+    max_seq_len = min(wanted, longest) if longest else wanted
+    k = options.num_speculative_tokens
+    dtype = options.dtype if role == "target" else options.draft_dtype or options.dtype
+    spec = ModelSpec(
+        vocab_size=observation.vocab_size,
+        max_seq_len=max_seq_len,
+        capacity=max_seq_len + k,
+        max_width=min(options.prefill_chunk, max_seq_len),
+        max_rows=k + 1,
+        dtype=DTYPES[dtype],
+        kv_layers=observation.kv_layers,
+    )
+    return _Plan(role, source, observation, spec)
+
+
+def _eos(source: Source) -> tuple[int, ...]:
+    return eos_ids(source.config, source.generation_config(), source.tokenizer)
+
+
+def _check_draft(target: _Plan, draft: _Plan | None, eos: tuple[int, ...], progress: Progress) -> None:
+    if draft is None:
+        return
+    compare_tokenizers(target.source.tokenizer.backend_tokenizer, draft.source.tokenizer.backend_tokenizer)
+    for line in check_pair(eos, _eos(draft.source), target.spec.max_seq_len, draft.spec.max_seq_len):
+        progress.note(line)
+
+
+def _check_resources(plans: list[_Plan], output: Path, progress: Progress) -> None:
+    """Say what the export takes in bytes; refuse when the disk cannot hold it."""
+    weights = sum(plan.weights_bytes for plan in plans)
+    kv = sum(plan.spec.kv_bytes for plan in plans)
+    disk = int(weights * 1.05) + (64 << 20)
+    memory = int(max(plan.weights_bytes for plan in plans) * 1.6) + (1 << 30)
+    progress.note(
+        f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
+        f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"
+    )
+    available = psutil.virtual_memory().available
+    if available < memory:
+        progress.note(f"only {available / 1e9:.2f} GB of memory are available: this may swap or be killed")
+    check_disk(output, disk)
+
+
+def _export_model(plan: _Plan, folder: Path, progress: Progress) -> ModelEntry:
+    """Load, record the reference, trace, optimize, save, free, then compare the written graph with the reference."""
+    role, source, spec = plan.role, plan.source, plan.spec
+    (folder / role).mkdir()
+    graph = folder / role / "model.onnx"
+    progress.step(f"{role}: loading weights")
+    model = source.load_model(torch_dtype(spec.dtype))
+    progress.step(f"{role}: reference logits")
+    ids = reference_ids(source.tokenizer, spec.vocab_size)
+    expected = reference_logits(model, ids)
+    progress.step(f"{role}: tracing")
+    traced = _trace(model, plan)
+    optimize(traced, spec)
+    _save(traced, graph, f"{role}: writing", progress)
+    del model, traced
+    gc.collect()
+    progress.step(f"{role}: comparing with the torch model")
+    parity = check_parity(graph, spec, ids, expected, available_cores())
+    save_reference(folder / role / "reference.npz", ids, expected)
+    for name, content in source.licenses().items():
+        (folder / role / name).write_bytes(content)
+    contract = model_contract(spec)
+    return ModelEntry(
+        source=source.name,
+        revision=source.revision,
+        architecture=source.architecture,
+        graph=f"{role}/model.onnx",
+        spec=spec,
+        inputs=contract.inputs,
+        outputs=contract.outputs,
+        weights_bytes=graph.with_name("model.onnx.data").stat().st_size,
+        reference=f"{role}/reference.npz",
+        parity=parity,
+    )
+
+
+def _trace(model: Any, plan: _Plan) -> ir.Model:
+    try:
+        return trace(model, plan.spec)
+    except Exception as error:  # torch.export raises errors of many unrelated types
+        line = " ".join(str(error.__cause__ or error).split())[:240]
+        raise UnsupportedModelError(
+            f"{plan.source.name}: torch.onnx.export cannot trace {plan.source.architecture} ({line})"
+        ) from error
+
+
+def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
+    """Write the graph, weights beside it in one file. Tensors become contiguous one at a time."""
+    tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
+    progress.step(step, total=sum(tensor.nbytes for tensor in tensors))
+    ir.save(
+        model,
+        graph,
+        external_data=graph.name + ".data",
+        callback=lambda tensor, _: progress.advance(tensor.nbytes),
+    )
+
+
+def _write_tokenizer(source: Source, folder: Path) -> TokenizerEntry:
+    """``tokenizer.json`` and the chat template, the target's."""
+    place = folder / "tokenizer"
+    place.mkdir()
+    tokenizer = source.tokenizer
+    tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template:
+        (place / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return TokenizerEntry(
+        file="tokenizer/tokenizer.json",
+        chat_template="tokenizer/chat_template.jinja" if template else None,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+    )

@@ -1,0 +1,108 @@
+"""Small steps on an ONNX graph that several passes take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+
+from specrt.engines.seam import Array
+
+ATTENTION = "GroupQueryAttention"
+
+
+def attention_nodes(model: ir.Model) -> list[ir.Node]:
+    """The attention node of each layer, in the graph's order."""
+    return [node for node in model.graph if node.op_type == ATTENTION]
+
+
+def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that makes ``value``, if it is of type ``op_type``."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type else None
+
+
+def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
+    """Add ``array`` to the graph's initializers."""
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Replace calls of model-local functions by their bodies."""
+    common.InlinePass()(model)
+
+
+def remove_unused(model: ir.Model) -> None:
+    """Drop nodes and initializers that lead to no output."""
+    common.RemoveUnusedNodesPass()(model)
+
+
+def ancestors(model: ir.Model, wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:
+    """A model of its own that computes ``wanted`` from the graph input ``input_name``.
+
+    Raises ``ValueError`` when it needs another input too.
+    """
+    needed: set[ir.Node] = set()
+    queue = list(wanted)
+    values: set[ir.Value] = set()
+    while queue:
+        value = queue.pop()
+        if value in values:
+            continue
+        values.add(value)
+        node = value.producer()
+        if node is not None and node not in needed:
+            needed.add(node)
+            queue.extend(filter(None, node.inputs))
+        elif value.is_graph_input() and value.name != input_name:
+            raise ValueError(f"{wanted[0].name} depends on {value.name}")
+    return _copy(model, [node for node in model.graph if node in needed], wanted, input_name)
+
+
+def _copy(model: ir.Model, nodes: list[ir.Node], wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:
+    mapping: dict[ir.Value, ir.Value] = {}
+    graph_input = next(value for value in model.graph.inputs if value.name == input_name)
+    initializers = []
+
+    def copy_of(value: ir.Value | None) -> ir.Value | None:
+        if value is None or value in mapping:
+            return mapping[value] if value is not None else None
+        fresh = ir.Value(name=value.name, shape=value.shape, type=value.type, const_value=value.const_value)
+        if value.const_value is not None and value.producer() is None:
+            initializers.append(fresh)
+        mapping[value] = fresh
+        return fresh
+
+    start = copy_of(graph_input)
+    assert start is not None
+    copies = [
+        ir.Node(
+            node.domain,
+            node.op_type,
+            [copy_of(value) for value in node.inputs],
+            attributes=list(node.attributes.values()),
+            outputs=[_present(copy_of(value)) for value in node.outputs],
+        )
+        for node in nodes
+    ]
+    outputs = [mapping[value] for value in wanted]
+    graph = ir.Graph([start], outputs, nodes=copies, initializers=initializers, opset_imports=model.graph.opset_imports)
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+def _present(value: ir.Value | None) -> ir.Value:
+    assert value is not None
+    return value
+
+
+def chain_of(value: ir.Value, op_type: str) -> Iterator[ir.Value]:
+    """``value`` and what it was before a run of ``op_type`` nodes, the latest first."""
+    current: ir.Value | None = value
+    while current is not None:
+        yield current
+        node = producer(current, op_type)
+        current = node.inputs[0] if node is not None else None

@@ -1,0 +1,97 @@
+"""What the torch model answers on fixed ids, and whether the exported graph answers the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specrt.engines.errors import ParityError
+from specrt.engines.manifest import Parity
+from specrt.engines.ort import OrtEngine
+from specrt.engines.seam import Array
+from specrt.engines.spec import (
+    INPUT_IDS,
+    LOGITS,
+    POSITION_IDS,
+    ROW_INDICES,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+    ModelSpec,
+    model_contract,
+)
+
+NUM_POSITIONS = 48
+STORED_POSITIONS = (7, 23, 46, 47)
+# Largest |graph - torch| over the largest |logit|. fp32: kernels sum in another order; fp16 rounds every activation.
+TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
+_TEXT = (
+    "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
+    "In 1969, two people walked on the Moon; twelve have done so since, and all came back. Why? "
+)
+
+
+def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
+    """``NUM_POSITIONS`` ids [N] i64: a fixed text, repeated, in the model's own tokens."""
+    ids = tokenizer(_TEXT, add_special_tokens=True)["input_ids"] or [0]
+    return np.resize(np.array(ids, np.int64), NUM_POSITIONS) % vocab_size
+
+
+def reference_logits(model: Any, ids: Array) -> Array:
+    """Logits [N, V] f32 of the torch model over ``ids``, with its own attention and without a cache."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(input_ids=torch.from_numpy(ids)[None], use_cache=False)
+    logits: Array = output.logits[0].float().numpy()
+    if not np.isfinite(logits).all():
+        raise ParityError(
+            f"the model's own logits in {model.dtype} are not finite; export in --dtype fp32 (bf16 on a GPU backend)"
+        )
+    return logits
+
+
+def save_reference(path: Path, ids: Array, logits: Array) -> None:
+    """``ids`` [N], ``positions`` [P] and their ``logits`` [P, V], for checks without torch."""
+    positions = np.array(STORED_POSITIONS, np.int64)
+    np.savez(path, ids=ids, positions=positions, logits=logits[positions])
+
+
+def check_parity(graph: Path, spec: ModelSpec, ids: Array, expected: Array, threads: int) -> Parity:
+    """Run the graph over ``ids`` in passes of different widths and compare with ``expected`` [N, V].
+
+    Raises ``ParityError`` when the difference is not rounding.
+    """
+    got = graph_logits(graph, spec, ids, threads)
+    if not np.isfinite(got).all():
+        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in --dtype fp32")
+    error = float(np.abs(got - expected).max())
+    scale = float(np.abs(expected).max())
+    agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
+    if error > TOLERANCE[spec.dtype] * scale:
+        raise ParityError(
+            f"{graph.name}: logits differ from the torch model by {error:.3g} (largest logit {scale:.3g}), more than "
+            f"rounding in {spec.dtype}; please report this model"
+        )
+    return Parity(len(ids), error, scale, agreement)
+
+
+def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int) -> Array:
+    """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache."""
+    engine = OrtEngine(graph, model_contract(spec), threads, prepack=False)
+    binding = engine.open(0)
+    host = binding.host
+    rows = []
+    start, width = 0, spec.max_rows
+    while start < len(ids):
+        count = min(width, len(ids) - start, spec.max_rows)
+        host[INPUT_IDS][0, :count] = ids[start : start + count]
+        host[POSITION_IDS][0, :count] = np.arange(start, start + count)
+        host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = start + count - 1, start + count
+        host[ROW_INDICES][:count] = np.arange(count)
+        binding.run(count, count)
+        rows.append(host[LOGITS][:count].copy())
+        start, width = start + count, width - 1 or spec.max_rows
+    binding.close()
+    return np.concatenate(rows)

@@ -1,0 +1,91 @@
+"""Where drafts come from, behind a seam of two methods: ``propose(committed, k)`` and ``commit(num_committed)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specrt.runtime.cached import CachedModel
+
+
+class Drafter(Protocol):
+    """A source of drafts for one sequence."""
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """At most ``k`` tokens that may follow ``committed``; fewer where it has none. ``k = 0`` only catches up."""
+        ...
+
+    def commit(self, num_committed: int) -> None:
+        """The sequence now has ``num_committed`` tokens: forget what was drafted beyond them."""
+        ...
+
+
+class ModelDrafter:
+    """Greedy drafts of a model with a KV cache of its own.
+
+    It feeds ``committed[kv_len:]`` first, so full acceptance (whose last drafted token was never fed) and rounds without
+    drafting need no special case. Beyond its own context it proposes nothing. Tokens the target does not know end a draft.
+    """
+
+    def __init__(self, model: CachedModel, target_vocab_size: int) -> None:
+        self._model = model
+        self._vocab_size = target_vocab_size
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``Drafter.propose``."""
+        room = self._model.spec.max_seq_len - len(committed)
+        if room < 0:
+            return []
+        pending = committed[self._model.kv_len :]
+        if k == 0:
+            self._model.prefill(pending)
+            return []
+        drafted: list[int] = []
+        for _ in range(min(k, room + 1)):
+            _, token = self._model.verify(pending, 0)
+            if token >= self._vocab_size:
+                break
+            drafted.append(token)
+            pending = [token]
+        return drafted
+
+    def commit(self, num_committed: int) -> None:
+        """See ``Drafter.commit``."""
+        self._model.rollback(min(self._model.kv_len, num_committed - 1))
+
+
+class NGramDrafter:
+    """Drafts by looking up the longest suffix of the sequence at its latest earlier occurrence.
+
+    Every n-gram of ``min_n .. max_n`` tokens is indexed once, when a token follows it. A copy that reaches the end of the
+    sequence goes on in its own draft, so a period shorter than K is continued.
+    """
+
+    def __init__(self, max_n: int = 4, min_n: int = 2) -> None:
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._next: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``Drafter.propose``."""
+        self._index(committed)
+        length = len(committed)
+        for size in self._sizes:
+            source = self._next.get(tuple(committed[length - size :])) if size <= length else None
+            if source is not None:
+                drafted: list[int] = []
+                for position in range(source, source + k):
+                    drafted.append(committed[position] if position < length else drafted[position - length])
+                return drafted
+        return []
+
+    def commit(self, num_committed: int) -> None:
+        """See ``Drafter.commit``: only committed tokens were indexed, so there is nothing to forget."""
+
+    def _index(self, committed: Sequence[int]) -> None:
+        """Map each n-gram that ends before the last token to the position that follows it."""
+        for end in range(self._indexed + 1, len(committed)):
+            for size in self._sizes:
+                if size <= end:
+                    self._next[tuple(committed[end - size : end])] = end
+        self._indexed = max(self._indexed, len(committed) - 1)

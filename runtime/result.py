@@ -1,0 +1,90 @@
+"""What a generation returns, and how its figures are defined."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Stats:
+    """Counters of one generation; times in ms.
+
+    ``drafted`` counts tokens that were verified, ``accepted`` those of them that were emitted, ``rounds`` target passes after
+    the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own`` counts the
+    target's own tokens that rounds emitted.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str | None = None
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    own: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    total_ms: float = 0.0
+
+    def count_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """One round: ``num_accepted`` by the rule, of which a stop may have cut some (``num_emitted`` remain)."""
+        kept = min(num_accepted, num_emitted)
+        self.rounds += 1
+        self.drafted += num_drafted
+        self.accepted += kept
+        self.own += num_emitted - kept
+        while len(self.acceptance_histogram) <= kept:
+            self.acceptance_histogram.append(0)
+        self.acceptance_histogram[kept] += 1
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        """accepted / drafted; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens emitted per round, the target's own included; None without rounds."""
+        return (self.accepted + self.own) / self.rounds if self.rounds else None
+
+    @property
+    def host_ms(self) -> float:
+        """Everything that is not a model's pass: the loop, the text, the caller between two pieces of a stream."""
+        return max(0.0, self.total_ms - self.prefill_ms - self.draft_ms - self.verify_ms)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens emitted after the first, over the time after the prefill; None for fewer than two tokens."""
+        decode_ms = self.total_ms - self.prefill_ms
+        return (self.completion_tokens - 1) / decode_ms * 1e3 if self.completion_tokens > 1 and decode_ms > 0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ``stats`` object of ``--json``."""
+        hidden = ("prompt_tokens", "completion_tokens", "finish_reason", "own")
+        figures = {name: value for name, value in asdict(self).items() if name not in hidden}
+        for name in ("draft_acceptance_rate", "mean_acceptance_length", "host_ms", "tokens_per_s"):
+            figures[name] = getattr(self, name)
+        return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation. ``token_ids`` are the new ones, the EOS id that ended them included."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stats: Stats
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object that ``specrt generate --json`` prints."""
+        return {
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.stats.prompt_tokens,
+            "completion_tokens": self.stats.completion_tokens,
+            "stats": self.stats.as_dict(),
+        }

@@ -1,0 +1,31 @@
+"""Settings for every test: hypothesis' profile, and the reason why tests that need a GPU are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("specrt", deadline=None, max_examples=50, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("specrt")
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the driver shows a GPU. Asks no CUDA library, so that no backend needs to be installed."""
+    if Path("/dev/nvidia0").exists():
+        return True
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return listing.returncode == 0 and "GPU" in listing.stdout
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not has_nvidia_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; none found"))

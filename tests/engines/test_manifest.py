@@ -1,0 +1,232 @@
+"""``bundle.json``: written and read back; each kind of damage is one line that says what and how to mend it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrt.engines.codec import to_json
+from specrt.engines.errors import BundleError
+from specrt.engines.fake import fake_spec
+from specrt.engines.manifest import (
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    DraftEntry,
+    FileEntry,
+    Manifest,
+    ModelEntry,
+    Parity,
+    TokenizerEntry,
+    manifest_from_bundle,
+    manifest_text,
+)
+from specrt.engines.spec import model_contract
+
+
+def model_entry(folder: str) -> ModelEntry:
+    spec = fake_spec()
+    contract = model_contract(spec)
+    return ModelEntry(
+        source=f"somebody/{folder}",
+        revision=None,
+        architecture="LlamaForCausalLM",
+        graph=f"{folder}/model.onnx",
+        spec=spec,
+        inputs=contract.inputs,
+        outputs=contract.outputs,
+        weights_bytes=1 << 20,
+        reference=f"{folder}/reference.npz",
+        parity=Parity(8, 1e-5, 20.0, 1.0),
+    )
+
+
+def full_manifest() -> Manifest:
+    """A target and a draft model: every key of the schema has a value."""
+    target, draft = model_entry("target"), model_entry("draft")
+    models = (target.graph, target.reference, draft.graph, draft.reference)
+    names = (*models, "heads/match.onnx", "tokenizer/tokenizer.json", "tokenizer/chat.jinja")
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        specrt_version="0.1.0",
+        created_utc="2026-01-01T00:00:00Z",
+        versions={"torch": "2.13.0"},
+        backends=("onnxruntime",),
+        num_speculative_tokens=8,
+        eos_token_ids=(2, 7),
+        target=target,
+        draft=DraftEntry("model", draft),
+        heads={"match": "heads/match.onnx"},
+        tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", "<s>", None),
+        files={name: FileEntry(10, "0" * 64) for name in names},
+    )
+
+
+def write(bundle: Path, text: str) -> None:
+    (bundle / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+
+def refusal(bundle: Path) -> str:
+    """The message with which reading ``bundle`` is refused; it is one line that names the bundle."""
+    with pytest.raises(BundleError) as caught:
+        manifest_from_bundle(bundle)
+    message = str(caught.value)
+    assert message.startswith(str(bundle))
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def without_draft_model(manifest: Manifest, kind: str) -> Manifest:
+    return dataclasses.replace(manifest, draft=DraftEntry(kind, None))
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [full_manifest(), without_draft_model(full_manifest(), "ngram"), without_draft_model(full_manifest(), "self")],
+    ids=lambda manifest: manifest.draft.kind,
+)
+def test_what_is_written_is_read_back_equal(tmp_path: Path, manifest: Manifest) -> None:
+    write(tmp_path, manifest_text(manifest))
+    assert manifest_from_bundle(tmp_path) == manifest
+
+
+def test_a_missing_folder(tmp_path: Path) -> None:
+    assert "no such bundle folder" in refusal(tmp_path / "absent")
+
+
+def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+    assert f"{MANIFEST_NAME} is missing" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_manifest(tmp_path: Path, share: float) -> None:
+    text = manifest_text(full_manifest())
+    write(tmp_path, text[: int(len(text) * share)])
+    assert "not readable as JSON" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"[" * 100_000], ids=["not utf-8", "nested too deep"])
+def test_a_manifest_that_is_no_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    assert "not readable as JSON" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}"])
+def test_a_manifest_without_a_schema_version(tmp_path: Path, text: str) -> None:
+    write(tmp_path, text)
+    assert "schema version None" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, str(SCHEMA_VERSION), None])
+def test_an_unknown_schema_version_is_refused_before_its_keys_are_read(tmp_path: Path, version: object) -> None:
+    write(tmp_path, json.dumps({"schema_version": version, "unheard_of": 1}))
+    assert f"schema version {version!r}, this specrt reads {SCHEMA_VERSION}" in refusal(tmp_path)
+
+
+def unknown_key(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["colour"] = "red"
+
+
+def missing_key(data: dict[str, Any]) -> None:
+    del data["tokenizer"]["file"]
+
+
+def mistyped_key(data: dict[str, Any]) -> None:
+    data["files"]["target/model.onnx"]["num_bytes"] = "10"
+
+
+def version_as_a_bool(data: dict[str, Any]) -> None:
+    data["schema_version"] = True
+
+
+def renamed_input(data: dict[str, Any]) -> None:
+    data["target"]["inputs"][0]["name"] = "tokens_in"
+
+
+def output_without_alias(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["outputs"][1]["alias"] = None
+
+
+def smaller_vocabulary(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["vocab_size"] -= 1
+
+
+def unknown_draft_kind(data: dict[str, Any]) -> None:
+    data["draft"]["kind"] = "oracle"
+
+
+def draft_model_of_another_kind(data: dict[str, Any]) -> None:
+    data["draft"]["kind"] = "ngram"
+
+
+def no_draft_model(data: dict[str, Any]) -> None:
+    data["draft"]["model"] = None
+
+
+def no_drafted_tokens(data: dict[str, Any]) -> None:
+    data["num_speculative_tokens"] = 0
+
+
+def file_outside(data: dict[str, Any]) -> None:
+    data["files"]["target/../../secret"] = {"num_bytes": 1, "sha256": ""}
+
+
+def absolute_file(data: dict[str, Any]) -> None:
+    data["files"]["/secret"] = {"num_bytes": 1, "sha256": ""}
+
+
+def graph_outside(data: dict[str, Any]) -> None:
+    data["target"]["graph"] = "../model.onnx"
+
+
+def unlisted_reference(data: dict[str, Any]) -> None:
+    del data["files"]["draft/reference.npz"]
+
+
+def unlisted_head(data: dict[str, Any]) -> None:
+    data["heads"]["block"] = "heads/block.onnx"
+
+
+def unlisted_tokenizer(data: dict[str, Any]) -> None:
+    data["tokenizer"]["file"] = "tokenizer.json"
+
+
+def unlisted_chat_template(data: dict[str, Any]) -> None:
+    del data["files"]["tokenizer/chat.jinja"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (unknown_key, "Manifest.target.spec: unknown key 'colour'"),
+        (missing_key, "Manifest.tokenizer: key 'file' is missing"),
+        (mistyped_key, "Manifest.files.target/model.onnx.num_bytes: got str, expected int"),
+        (version_as_a_bool, "Manifest.schema_version: got bool, expected int"),
+        (renamed_input, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (output_without_alias, "draft/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (smaller_vocabulary, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (unknown_draft_kind, "draft: kind 'oracle' and its model do not go together"),
+        (draft_model_of_another_kind, "draft: kind 'ngram' and its model do not go together"),
+        (no_draft_model, "draft: kind 'model' and its model do not go together"),
+        (no_drafted_tokens, "num_speculative_tokens: got 0, expected 1 or more"),
+        (file_outside, "files: 'target/../../secret' leads out of the bundle"),
+        (absolute_file, "files: '/secret' leads out of the bundle"),
+        (graph_outside, "files: '../model.onnx' is named by the bundle but not listed"),
+        (unlisted_reference, "files: 'draft/reference.npz' is named by the bundle but not listed"),
+        (unlisted_head, "files: 'heads/block.onnx' is named by the bundle but not listed"),
+        (unlisted_tokenizer, "files: 'tokenizer.json' is named by the bundle but not listed"),
+        (unlisted_chat_template, "files: 'tokenizer/chat.jinja' is named by the bundle but not listed"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_manifest_that_contradicts_itself(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    data = json.loads(json.dumps(to_json(full_manifest())))
+    damage(data)
+    write(tmp_path, json.dumps(data))
+    assert refusal(tmp_path) == f"{tmp_path / MANIFEST_NAME}: {message}; export the bundle again"

@@ -1,0 +1,170 @@
+"""The ``specrt`` command. Heavy imports happen inside the command that needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt import __version__
+from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
+
+MAX_THREADS = 1024
+
+
+class _Cli(click.Group):
+    """A group whose commands end in one line and a documented exit code (docs/exit-codes.md), never in a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **{**kwargs, "standalone_mode": False})
+        except SpecrtError as error:
+            click.echo(f"specrt: error: {error}", err=True)
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("specrt: interrupted", err=True)
+            sys.exit(INTERRUPTED_EXIT_CODE)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of our output is gone; so is the wish for a message
+            sys.exit(0)
+
+
+@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, "--version", prog_name="specrt")
+def main() -> None:
+    """Speculative decoding: export a target and a draft, then generate the target's own text faster."""
+
+
+@main.command()
+@click.argument("target")
+@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The bundle folder to write.")
+@click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self", help="Where drafts come from.")
+@click.option(
+    "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens a round."
+)
+@click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
+@click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
+@click.option("--dtype", default="fp32", show_default=True, help="Weights and KV of the target: fp32 or fp16.")
+@click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
+@click.option("--backend", default="onnxruntime", show_default=True, help="What will run the bundle.")
+@click.option("--revision", help="Commit, branch or tag of a hub target.")
+@click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
+@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
+def export(**options: Any) -> None:
+    """Export TARGET (and a draft for it) into a bundle.
+
+    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the text
+    so far and needs no model; '--draft self' is the target itself on a second KV slot.
+    """
+    from specrt.tools.progress import quiet_libraries, shown_progress
+
+    quiet_libraries()
+    from specrt.exporter.export import ExportOptions
+    from specrt.exporter.export import export as run
+
+    with shown_progress() as progress:
+        manifest = run(ExportOptions(**options), progress)
+    parity = manifest.target.parity
+    total = sum(entry.num_bytes for entry in manifest.files.values())
+    click.echo(
+        f"{options['output']}: {total / 1e6:.0f} MB; largest logit difference to the torch model "
+        f"{parity.max_abs_error:.1e} (largest logit {parity.max_abs_logit:.1f}), "
+        f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions"
+    )
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompt", help="The prompt; '-' reads it from standard input.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="A file that holds the prompt.")
+@click.option("--messages", type=click.Path(path_type=Path), help="A JSON file: a list of {role, content}.")
+@click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens.")
+@click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding. [default: the bundle's]")
+@click.option("--draft", type=click.Choice(["ngram", "model", "none"]), help="[default: the bundle's own]")
+@click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens.")
+@click.option("--backend", help="One of the bundle's backends. [default: its first]")
+@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Where to run.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@click.option("--stats", is_flag=True, help="Print the figures to standard error at the end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a stream of text.")
+def generate(bundle: Path, as_json: bool, stats: bool, device: str, **options: Any) -> None:
+    """Generate from BUNDLE; the text streams to standard output."""
+    prompt = _prompt(options.pop("prompt"), options.pop("prompt_file"), options.pop("messages"))
+    backend, threads = options.pop("backend"), options.pop("threads")
+    import specrt
+
+    with specrt.load(bundle, backend=backend, threads=threads) as runtime:
+        stream = runtime.stream(prompt, **options)
+        for piece in stream:
+            if not as_json:
+                click.echo(piece, nl=False)
+        if as_json:
+            click.echo(json.dumps(stream.result.as_dict(), ensure_ascii=False))
+        else:
+            click.echo()
+        if stats:
+            from specrt.tools.figures import print_stats
+
+            print_stats(stream.result)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--check", is_flag=True, help="Hash every file again, whatever is remembered.")
+def inspect(bundle: Path, as_json: bool, check: bool) -> None:
+    """Show what BUNDLE holds: roles, the I/O table, widths, bytes of weights and KV."""
+    from specrt.engines.integrity import check_files
+    from specrt.engines.manifest import manifest_from_bundle
+    from specrt.tools.figures import inspection, print_inspection
+
+    manifest = manifest_from_bundle(bundle)
+    check_files(bundle, manifest, always_hash=check)
+    if as_json:
+        click.echo(json.dumps(inspection(manifest)))
+    else:
+        print_inspection(manifest)
+
+
+@main.command()
+@click.argument("names", nargs=-1, required=True)
+def fetch(names: tuple[str, ...]) -> None:
+    """Fetch small real models by NAME (smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma3-270m)."""
+    from specrt.tools.fetch import fetch as run
+
+    for name in names:
+        click.echo(run(name))
+
+
+def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
+    given = [value for value in (text, file, messages) if value is not None]
+    if len(given) != 1:
+        raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
+    if text is not None:
+        return sys.stdin.read() if text == "-" else text
+    path = file or messages
+    assert path is not None
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as text ({error}); give a UTF-8 file") from error
+    if file is not None:
+        return content
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error}); expected a list of {{role, content}} objects") from error
+    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
+        raise UsageError(f"{path}: got {type(parsed).__name__}, expected a list of {{role, content}} objects")
+    return parsed
+
+
+if __name__ == "__main__":
+    main()

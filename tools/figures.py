@@ -1,0 +1,104 @@
+"""Figures for people: the statistics of a generation and the content of a bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specrt.engines.codec import to_json
+from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.spec import model_contract, past_name, plan_buffers
+from specrt.runtime.result import Result
+
+
+def print_stats(result: Result) -> None:
+    """The statistics of ``result`` on standard error, with their definitions."""
+    stats = result.stats
+    table = Table(
+        title=f"{stats.completion_tokens} tokens, finish reason: {result.finish_reason}", title_justify="left"
+    )
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("meaning", style="dim")
+    rows: list[tuple[str, Any, str]] = [
+        ("tokens/s", stats.tokens_per_s, "after the first token"),
+        ("rounds", stats.rounds, "target passes after the prefill"),
+        ("drafted", stats.drafted, "drafted tokens that the target verified"),
+        ("accepted", stats.accepted, "of those, emitted"),
+        ("draft acceptance rate", stats.draft_acceptance_rate, "accepted / drafted"),
+        ("mean acceptance length", stats.mean_acceptance_length, "tokens per round, the target's own included"),
+        ("acceptance histogram", stats.acceptance_histogram, "rounds by accepted tokens, from 0"),
+        ("prefill ms", stats.prefill_ms, f"{stats.prompt_tokens} prompt tokens, target and draft"),
+        ("draft ms", stats.draft_ms, "all rounds"),
+        ("verify ms", stats.verify_ms, "all rounds"),
+        ("host ms", stats.host_ms, "everything else"),
+    ]
+    for name, value, meaning in rows:
+        table.add_row(
+            name, "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value), meaning
+        )
+    Console(stderr=True).print(table)
+
+
+def inspection(manifest: Manifest) -> dict[str, Any]:
+    """What ``specrt inspect --json`` prints: the manifest, and what follows from it in bytes."""
+    models = {"target": manifest.target, "draft": manifest.draft.model}
+    derived = {
+        role: {
+            "weights_bytes": entry.weights_bytes,
+            "kv_bytes_per_sequence": entry.spec.kv_bytes,
+            "buffers": to_json(plan_buffers(model_contract(entry.spec))),
+        }
+        for role, entry in models.items()
+        if entry is not None
+    }
+    return {**to_json(manifest), "derived": derived}
+
+
+def print_inspection(manifest: Manifest) -> None:
+    """The bundle as tables on standard output."""
+    console = Console()
+    total = sum(entry.num_bytes for entry in manifest.files.values())
+    k = manifest.num_speculative_tokens
+    console.print(
+        f"specrt {manifest.specrt_version} bundle, schema {manifest.schema_version}, {manifest.created_utc}, "
+        f"{total / 1e6:.0f} MB in {len(manifest.files)} files, backends: {', '.join(manifest.backends)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"draft: {manifest.draft.kind}, K = {k}, width W = {k + 1}, EOS ids {list(manifest.eos_token_ids)}")
+    _print_model(console, "target", manifest.target)
+    if manifest.draft.model is not None:
+        _print_model(console, "draft", manifest.draft.model)
+
+
+def _print_model(console: Console, role: str, entry: ModelEntry) -> None:
+    spec, parity = entry.spec, entry.parity
+    console.print(f"\n[bold]{role}[/bold]: {entry.architecture} from {entry.source}", highlight=False, soft_wrap=True)
+    console.print(
+        f"weights {entry.weights_bytes / 1e6:.0f} MB ({spec.dtype}), KV {spec.kv_bytes / 1e6:.1f} MB a sequence "
+        f"({len(spec.kv_layers)} layers, capacity {spec.capacity}), context {spec.max_seq_len}, "
+        f"prefill chunk {spec.max_width}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"parity at export: largest logit difference {parity.max_abs_error:.1e} of {parity.max_abs_logit:.1f}, "
+        f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table()
+    for column in ("", "tensor", "dtype", "shape", "memory of"):
+        table.add_column(column)
+    later_layers = {past_name(part, layer) for layer in range(1, len(spec.kv_layers)) for part in ("key", "value")}
+    for kind, tensors in (("in", entry.inputs), ("out", entry.outputs)):
+        for tensor in tensors:
+            if tensor.name not in later_layers and tensor.alias not in later_layers:
+                shape = ", ".join(map(str, tensor.shape))
+                table.add_row(kind, tensor.name, tensor.dtype, f"[{shape}]".replace("[", "\\["), tensor.alias or "")
+    if later_layers:
+        table.add_row("", f"... and so on for {len(spec.kv_layers)} layers", "", "", "")
+    console.print(table)

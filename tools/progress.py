@@ -1,0 +1,61 @@
+"""The exporter's progress on a terminal, by rich; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+
+def quiet_libraries() -> None:
+    """Keep torch, transformers and their friends from talking over the progress display. Call before importing them."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+class _Shown:
+    """One bar or spinner a step; a finished step leaves its time behind."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+        self._name = ""
+        self._started = time.perf_counter()
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self.finish()
+        self._name, self._started = name, time.perf_counter()
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+
+    def note(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, soft_wrap=True)
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None
+            self.note(f"{self._name}: {time.perf_counter() - self._started:.1f} s")
+
+
+@contextmanager
+def shown_progress() -> Iterator[_Shown]:
+    """A ``specrt.exporter.progress.Progress`` on standard error."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        shown = _Shown(bars)
+        yield shown
+        shown.finish()
