@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,12 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     text = config.get_text_config()
     register()
     try:
+        config = copy.deepcopy(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
             ).eval()
+        model.config.get_text_config().pad_token_id = None  # else models look for padding in ids that have no values
         with torch.no_grad():
             state, logits = _watch(model, text)
     except (ValueError, NotImplementedError, AttributeError, TypeError, KeyError, RuntimeError) as error:

@@ -24,7 +24,8 @@ class ModelDrafter:
     """Greedy drafts of a model with a KV cache of its own.
 
     It feeds ``committed[kv_len:]`` first, so full acceptance (whose last drafted token was never fed) and rounds without
-    drafting need no special case. Beyond its own context it proposes nothing. Tokens the target does not know end a draft.
+    drafting need no special case. Beyond its own context, and after a token that it does not know, it proposes nothing.
+    Tokens the target does not know end a draft.
     """
 
     def __init__(self, model: CachedModel, target_vocab_size: int) -> None:
@@ -34,9 +35,9 @@ class ModelDrafter:
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
         room = self._model.spec.max_seq_len - len(committed)
-        if room < 0:
-            return []
         pending = committed[self._model.kv_len :]
+        if room < 0 or max(pending, default=0) >= self._model.spec.vocab_size:
+            return []
         if k == 0:
             self._model.prefill(pending)
             return []

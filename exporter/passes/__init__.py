@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
+from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
 from specrt.engines.spec import ModelSpec
+from specrt.exporter.passes.lm_head import read_tied_table
+from specrt.exporter.passes.packing import pack_qkv
+from specrt.exporter.passes.reshapes import drop_round_trips
+from specrt.exporter.passes.rotary import fold_rotary
 
 
 def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     """All passes of the ``onnxruntime`` dialect, in order."""
-    from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
-    from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
-    from specrt.exporter.passes.reshapes import drop_round_trips
-    from specrt.exporter.passes.rotary import fold_rotary
-
     fuse_rms_normalization(model)
     fuse_skip_rms_normalization(model)
     fold_rotary(model, spec.capacity)
     drop_round_trips(model)
+    read_tied_table(model)
+    pack_qkv(model)
     return model

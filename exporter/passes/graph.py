@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
@@ -29,6 +30,31 @@ def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     model.graph.register_initializer(value)
     return value
+
+
+def lazy_initializer(model: ir.Model, name: str, parts: list[ir.Value]) -> ir.Value:
+    """An initializer that is ``parts`` side by side on their last axis, put together only when it is written."""
+    tensors = [part.const_value for part in parts]
+    shapes = [tuple(int(size) for size in tensor.shape) for tensor in tensors if tensor is not None]
+    shape = (*shapes[0][:-1], sum(size[-1] for size in shapes))
+
+    def join() -> ir.TensorProtocol:
+        return ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors if tensor is not None], axis=-1))
+
+    dtype = tensors[0].dtype if tensors[0] is not None else ir.DataType.FLOAT
+    tensor = ir.LazyTensor(join, dtype=dtype, shape=ir.Shape(shape), name=name)
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def replace_node(model: ir.Model, node: ir.Node, nodes: list[ir.Node]) -> None:
+    """Put ``nodes`` in the place of ``node``; the last one's output stands in for its output."""
+    model.graph.insert_before(node, nodes)
+    old, new = node.outputs[0], nodes[-1].outputs[0]
+    new.shape, new.type = old.shape, old.type
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    model.graph.remove(node, safe=True)
 
 
 def inline_functions(model: ir.Model) -> None:

@@ -19,6 +19,7 @@ from specrt.engines.spec import POSITION_IDS
 from specrt.exporter.passes.graph import ancestors, add_initializer, attention_nodes, inline_functions, producer
 
 _FUSED = "RotaryEmbedding"
+_HEAD_DIM_MULTIPLE = 16  # onnxruntime refuses do_rotary for other head sizes
 _SWAP = (0, 2, 1, 3)
 
 
@@ -64,7 +65,7 @@ def _attach(
     attributes = [*node.attributes.values(), ir.AttrInt64("do_rotary", 1), ir.AttrInt64("rotary_interleaved", 0)]
     rotated = ir.Node(node.domain, node.op_type, inputs, attributes=attributes, outputs=list(_take_outputs(node)))
     model.graph.insert_before(node, rotated)
-    model.graph.remove(node)
+    model.graph.remove(node, safe=True)
 
 
 def _take_outputs(node: ir.Node) -> list[ir.Value]:
@@ -78,13 +79,13 @@ def _take_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def _tables(model: ir.Model, cos: ir.Value, sin: ir.Value, capacity: int) -> tuple[ir.Value, ir.Value] | None:
-    """cos and sin at positions 0 .. capacity - 1 as initializers [capacity, D / 2], or None when halves differ."""
+    """cos and sin at positions 0 .. capacity - 1 as initializers [capacity, D / 2], or None where that cannot be."""
     values = _evaluate(model, (cos, sin), capacity)
     halves = []
     for value in values:
         table = value.reshape(capacity, -1)  # [capacity, D]
         half = table.shape[1] // 2
-        if not np.array_equal(table[:, :half], table[:, half:]):
+        if table.shape[1] % _HEAD_DIM_MULTIPLE or not np.array_equal(table[:, :half], table[:, half:]):
             return None
         halves.append(np.ascontiguousarray(table[:, :half]))
     return (

@@ -1,0 +1,70 @@
+"""Projections of one input become one matmul: fewer and larger ones keep the memory bus busy.
+
+Queries, keys and values:  three MatMul (+ Add) -> one MatMul (+ Add), handed packed to GroupQueryAttention.
+Packed weights are concatenated one at a time when the graph is saved, not held beside the originals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from specrt.exporter.passes.graph import attention_nodes, lazy_initializer, producer, remove_unused
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """``rows = source @ weight (+ bias)``"""
+
+    source: ir.Value
+    weight: ir.Value
+    bias: ir.Value | None
+
+
+def pack_qkv(model: ir.Model) -> ir.Model:
+    """Pack the projections of each attention node that takes them as they come (rotation inside the node or absent)."""
+    for node in attention_nodes(model):
+        projections = [_projection(value) for value in node.inputs[:3]]
+        if any(p is None for p in projections):
+            continue
+        found = [p for p in projections if p is not None]
+        if len({id(p.source) for p in found}) == 1 and len({p.bias is None for p in found}) == 1:
+            packed = _pack(model, found, node)
+            node.replace_input_with(0, packed)
+            node.replace_input_with(1, None)
+            node.replace_input_with(2, None)
+    remove_unused(model)
+    return model
+
+
+def _projection(rows: ir.Value | None) -> _Projection | None:
+    bias = None
+    add = producer(rows, "Add")
+    if add is not None:
+        product, bias = add.inputs[0], add.inputs[1]
+        if bias is not None and bias.const_value is None:
+            product, bias = bias, product
+        if bias is None or bias.const_value is None:
+            return None
+        rows = product
+    matmul = producer(rows, "MatMul")
+    if matmul is None or rows is None or len(rows.uses()) != 1:
+        return None
+    source, weight = matmul.inputs
+    if source is None or weight is None or weight.const_value is None or len(weight.uses()) != 1:
+        return None
+    return _Projection(source, weight, bias)
+
+
+def _pack(model: ir.Model, projections: Sequence[_Projection], before: ir.Node) -> ir.Value:
+    name = f"packed.{projections[0].weight.name}"
+    weight = lazy_initializer(model, name, [p.weight for p in projections])
+    nodes = [ir.node("MatMul", [projections[0].source, weight])]
+    biases = [p.bias for p in projections if p.bias is not None]
+    if biases:
+        nodes.append(ir.node("Add", [nodes[0].outputs[0], lazy_initializer(model, f"{name}.bias", biases)]))
+    model.graph.insert_before(before, nodes)
+    result: ir.Value = nodes[-1].outputs[0]
+    return result

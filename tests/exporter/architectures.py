@@ -1,0 +1,92 @@
+"""Tiny random models, one row for each architecture that the contract is tested on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers as hf
+
+VOCAB_SIZE = 211  # with 64 columns: large enough that the exporter does not fold a shared table
+WINDOW = 16  # sliding windows are shrunk so that 100 past tokens lie far beyond the edge
+ORIGINAL_LENGTH = 64  # scaled ropes are tested beyond it
+
+_BASE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {
+        "rope_type": kind,
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL_LENGTH,
+        **options,
+    }
+
+
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "llama-head-of-8": ("LlamaConfig", {"head_dim": 8}),  # too narrow for rotation inside the attention node
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-rope-llama3": (
+        "LlamaConfig",
+        {"rope_parameters": _rope("llama3", low_freq_factor=1.0, high_freq_factor=4.0)},
+    ),
+    "llama-rope-yarn": ("LlamaConfig", {"rope_parameters": _rope("yarn")}),
+    "llama-rope-linear": ("LlamaConfig", {"rope_parameters": _rope("linear")}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "mistral": ("MistralConfig", {"sliding_window": WINDOW, "head_dim": 16}),
+    "phi3": ("Phi3Config", {}),
+    "phi3-partial-rotary": ("Phi3Config", {"partial_rotary_factor": 0.5}),
+    "phi3-longrope": (
+        "Phi3Config",
+        {
+            "original_max_position_embeddings": ORIGINAL_LENGTH,
+            "rope_parameters": _rope("longrope", short_factor=[1.0] * 8, long_factor=[1.0 + i for i in range(8)]),
+        },
+    ),
+    "gemma2": ("Gemma2Config", {"head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 6}),
+    "granite": (
+        "GraniteConfig",
+        {
+            "logits_scaling": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
+    "cohere": ("CohereConfig", {}),
+    "glm4": ("Glm4Config", {"head_dim": 32}),
+    "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+}
+
+
+def tiny_config(name: str, **overrides: Any) -> Any:
+    """The config of a row of ``ROWS``."""
+    kind, options = ROWS[name]
+    return getattr(hf, kind)(**{**_BASE, **options, **overrides})
+
+
+def tiny_model(name: str, **overrides: Any) -> Any:
+    """A random model in evaluation mode. Every parameter is moved off its initial value, norms and biases included."""
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(tiny_config(name, **overrides), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model

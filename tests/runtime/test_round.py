@@ -1,0 +1,636 @@
+"""The round on the fake engine: the output is the target's own whatever is drafted, and every count is exact.
+
+The fake's next token is a hash of its cache, so a wrong position, a lost row or a bad rollback shows in the output.
+PLAIN is the loop that a reader would write by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
+from specrt.engines.seam import Array
+from specrt.engines.spec import INPUT_IDS, ModelSpec, past_name
+from specrt.runtime.cached import CachedModel
+from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.result import Stats
+from specrt.runtime.round import Limits, generate_tokens
+
+VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
+POISON = 1_000_003.0
+PROMPT = [11, 7, 5, 3, 2]
+ALL_K = range(1, 9)
+
+
+def hashed(seed: int, vocab_size: int = VOCAB_SIZE, memory: int = 0) -> NextToken:
+    """A token that depends on the last ``memory`` tokens, or on all of them when that is 0."""
+
+    def next_token(prefix: Sequence[int]) -> int:
+        data = array("q", prefix[-memory:]).tobytes()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest()) % vocab_size
+
+    return next_token
+
+
+class Engine(FakeEngine):
+    """Keeps its bindings and the widths it ran, and refuses ids outside its vocabulary, as an embedding does."""
+
+    def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
+        super().__init__(spec, next_token)
+        self.spec = spec
+        self.bindings: dict[int, Any] = {}
+        self.widths: list[int] = []
+
+    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Any:
+        self.bindings[slot] = super().open(slot, shared)
+        return self.bindings[slot]
+
+    def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
+        fed = host[INPUT_IDS][0, :width]
+        assert fed.min() >= 0 and fed.max() < self.spec.vocab_size
+        self.widths.append(width)
+        super().compute(host, width, rows)
+
+    def cache(self, slot: int) -> Array:
+        """The token ids in the cache of ``slot``, stale ones included. [capacity] f32"""
+        cache: Array = self.bindings[slot].host[past_name("key", 0)].reshape(-1)
+        return cache
+
+
+def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = VOCAB_SIZE) -> Engine:
+    return Engine(fake_spec(vocab_size, max_seq_len), next_token)
+
+
+def open_model(engine: Engine, slot: int = 0) -> CachedModel:
+    return CachedModel(engine, FakeHead(engine.spec), slot, engine.spec)
+
+
+def plain(next_token: NextToken, prompt: Sequence[int], limits: Limits) -> tuple[list[int], str]:
+    """PLAIN: the new ids and the finish reason."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + limits.max_new_tokens, limits.max_seq_len):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in limits.eos_ids:
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
+
+
+def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len: int = 256) -> Limits:
+    return Limits(frozenset(eos), max_new_tokens, max_seq_len, k)
+
+
+def continuation(next_token: NextToken, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+    """The prompt and ``count`` tokens after it."""
+    return [*prompt, *plain(next_token, prompt, limits_of(0, count))[0]]
+
+
+class Script:
+    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
+
+    def __init__(self, tokens: Sequence[int], wrong: int, bad: int | None = None) -> None:
+        self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
+        self.calls: list[int] = []
+        self.commits: list[int] = []
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        self.calls.append(k)
+        assert list(committed) == self.tokens[: len(committed)]
+        drafted = self.tokens[len(committed) :][:k]
+        if self.wrong < len(drafted):
+            drafted[self.wrong] = drafted[self.wrong] ^ 1 if self.bad is None else self.bad
+        return drafted
+
+    def commit(self, num_committed: int) -> None:
+        self.commits.append(num_committed)
+
+
+@dataclass
+class Run:
+    """One generation: what each round emitted, all new ids, and the figures."""
+
+    rounds: list[list[int]]
+    token_ids: list[int]
+    stats: Stats
+
+
+def run(
+    target: CachedModel,
+    drafter: Drafter | None,
+    limits: Limits,
+    prompt: Sequence[int] = PROMPT,
+    between: Callable[[list[int]], None] = lambda tokens: None,
+) -> Run:
+    """Generate to the end; ``between`` is called with the committed tokens after each round."""
+    tokens, stats, rounds = list(prompt), Stats(), []
+    for emitted in generate_tokens(tokens, target, drafter, limits, stats):
+        rounds.append(list(emitted))
+        between(tokens)
+    token_ids = tokens[len(prompt) :]
+    assert list(chain.from_iterable(rounds)) == token_ids
+    return Run(rounds, token_ids, stats)
+
+
+def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
+    return stats.rounds, stats.drafted, stats.accepted, stats.own, stats.acceptance_histogram
+
+
+# --- acceptance ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "wrong"), [(k, a) for k in ALL_K for a in range(k + 1)])
+def test_exactly_the_tokens_before_the_wrong_one_are_accepted(k: int, wrong: int) -> None:
+    """Five full rounds, each of ``wrong`` accepted tokens and the target's own."""
+    next_token = hashed(1)
+    tokens = continuation(next_token, 80)
+    count = 1 + 5 * (wrong + 1)
+    target = open_model(engine_of(next_token))
+    stats, committed = Stats(), list(PROMPT)
+    rounds = generate_tokens(committed, target, Script(tokens, wrong), limits_of(k, 80), stats)
+    emitted = [next(rounds) for _ in range(6)]
+    assert [len(ids) for ids in emitted] == [1] + 5 * [wrong + 1]
+    assert committed == tokens[: len(PROMPT) + count]
+    assert figures(stats) == (5, 5 * k, 5 * wrong, 5, [0] * wrong + [5])
+    assert stats.completion_tokens == count
+    assert stats.finish_reason is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected", "calls"),
+    [
+        (0, (11, 34, 0, 11, [11]), [0, 4, 4, 4, 4, 4, 4, 4, 3, 2, 1]),
+        (1, (6, 18, 5, 6, [1, 5]), [0, 4, 4, 4, 4, 2]),
+        (2, (4, 13, 7, 4, [0, 1, 3]), [0, 4, 4, 4, 1]),
+        (3, (3, 10, 8, 3, [0, 0, 1, 2]), [0, 4, 4, 2]),
+        (4, (3, 8, 8, 3, [1, 0, 0, 0, 2]), [0, 4, 4]),
+    ],
+)
+def test_the_figures_of_a_whole_generation(
+    wrong: int, expected: tuple[int, int, int, int, list[int]], calls: list[int]
+) -> None:
+    """K = 4 and 12 new tokens: (rounds, drafted, accepted, own, histogram), and the k of each call to the drafter."""
+    next_token = hashed(2)
+    tokens = continuation(next_token, 12)
+    script = Script(tokens, wrong)
+    done = run(open_model(engine_of(next_token)), script, limits_of(4, 12))
+    assert done.token_ids == tokens[len(PROMPT) :]
+    assert figures(done.stats) == expected
+    assert script.calls == calls
+    assert (done.stats.prompt_tokens, done.stats.completion_tokens, done.stats.finish_reason) == (5, 12, "length")
+
+
+@pytest.mark.parametrize(
+    ("k", "histogram"),
+    [
+        (1, [0, 100]),
+        (2, [0, 1, 66]),
+        (3, [0, 0, 0, 50]),
+        (4, [0, 0, 0, 0, 40]),
+        (5, [0, 1, 0, 0, 0, 33]),
+        (6, [0, 0, 0, 1, 0, 0, 28]),
+        (7, [0, 0, 0, 0, 0, 0, 0, 25]),
+        (8, [0, 1, 0, 0, 0, 0, 0, 0, 22]),
+    ],
+)
+def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[int]) -> None:
+    """201 tokens. One pass for each drafted token: catching up costs none of its own."""
+    engine = engine_of(hashed(3))
+    target, draft = open_model(engine, 0), open_model(engine, 1)
+    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(k, 201))
+    assert done.token_ids == continuation(hashed(3), 201)[len(PROMPT) :]
+    assert done.stats.acceptance_histogram == histogram
+    assert done.stats.draft_acceptance_rate == 1.0
+    assert done.stats.accepted + done.stats.own == 200
+    assert engine.num_passes == 2 + done.stats.drafted + done.stats.rounds
+
+
+@pytest.mark.parametrize("k", ALL_K)
+@pytest.mark.parametrize("every", [2, 3])
+def test_rounds_without_drafting_do_not_harm_later_drafts(k: int, every: int) -> None:
+    engine = engine_of(hashed(4))
+
+    class Sometimes(ModelDrafter):
+        calls = 0
+
+        def propose(self, committed: Sequence[int], k: int) -> list[int]:
+            self.calls += 1
+            return super().propose(committed, k) if self.calls % every == 0 else []
+
+    done = run(open_model(engine, 0), Sometimes(open_model(engine, 1), VOCAB_SIZE), limits_of(k, 210))
+    assert done.token_ids == continuation(hashed(4), 210)[len(PROMPT) :]
+    assert done.stats.drafted > 40
+    assert done.stats.draft_acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("k", ALL_K)
+def test_a_drafter_that_is_always_wrong_costs_only_time(k: int) -> None:
+    tokens = continuation(hashed(5), 40)
+    done = run(open_model(engine_of(hashed(5))), Script(tokens, 0), limits_of(k, 40))
+    assert done.token_ids == tokens[len(PROMPT) :]
+    assert done.stats.draft_acceptance_rate == 0.0
+    assert done.stats.acceptance_histogram == [39]
+
+
+def test_a_draft_of_k_tokens_takes_one_pass_of_the_target() -> None:
+    """Widths 1 + K on a full cache, one token at the end, and the prompt in one pass."""
+    engine = engine_of(hashed(6))
+    tokens = continuation(hashed(6), 12)
+    run(open_model(engine), Script(tokens, 4), limits_of(4, 12))
+    assert engine.widths == [5, 5, 5, 1]
+
+
+def test_drafts_shorter_than_k_are_judged_as_they_are() -> None:
+    tokens = continuation(hashed(6), 14)
+    lengths = iter([0, 3, 0, 1, 0, 2, 0])
+
+    class Short(Script):
+        def propose(self, committed: Sequence[int], k: int) -> list[int]:
+            return super().propose(committed, min(k, next(lengths)))
+
+    done = run(open_model(engine_of(hashed(6))), Short(tokens, 9), limits_of(4, 11))
+    assert done.token_ids == tokens[len(PROMPT) :][:11]
+    assert figures(done.stats) == (5, 5, 5, 5, [2, 2, 0, 1])
+
+
+# --- where it ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "calls"),
+    [
+        (0, []),
+        (1, []),
+        (2, [0]),
+        (3, [0, 1]),
+        (4, [0, 2]),
+        (5, [0, 3]),
+        (6, [0, 3]),
+        (7, [0, 3, 1]),
+        (8, [0, 3, 2]),
+        (9, [0, 3, 3]),
+        (10, [0, 3, 3]),
+    ],
+)
+def test_what_is_left_bounds_the_draft_and_one_token_needs_none(max_new_tokens: int, calls: list[int]) -> None:
+    """K = 3, everything accepted: the k of each call to the drafter, 0 being the prefill."""
+    tokens = continuation(hashed(7), 10)
+    script = Script(tokens, 9)
+    done = run(open_model(engine_of(hashed(7))), script, limits_of(3, max_new_tokens))
+    assert script.calls == calls
+    assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
+    assert done.stats.finish_reason == "length"
+
+
+@pytest.mark.parametrize("k", ALL_K)
+@pytest.mark.parametrize("wrong", [0, 1, 9])
+def test_max_new_tokens_is_exact(k: int, wrong: int) -> None:
+    tokens = continuation(hashed(8), 24)
+    for max_new_tokens in range(24):
+        done = run(open_model(engine_of(hashed(8))), Script(tokens, wrong), limits_of(k, max_new_tokens))
+        assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
+        assert done.stats.completion_tokens == max_new_tokens
+        assert done.stats.finish_reason == "length"
+
+
+def test_no_new_tokens_means_no_pass() -> None:
+    engine = engine_of(hashed(8))
+    done = run(open_model(engine), None, limits_of(4, 0))
+    assert (done.rounds, engine.num_passes) == ([], 0)
+    assert (done.stats.prompt_tokens, done.stats.completion_tokens, figures(done.stats)) == (5, 0, (0, 0, 0, 0, []))
+
+
+@pytest.mark.parametrize("k", ALL_K)
+def test_the_context_is_used_to_its_last_slot(k: int) -> None:
+    """Every prompt length up to the context of 24 and one beyond, with drafts that are right and ones that are not."""
+    next_token = hashed(9)
+    everything = continuation(next_token, 30, prompt=[1])
+    for length in range(1, 26):
+        for wrong in (0, 9):
+            engine = engine_of(next_token, max_seq_len=24)
+            script = Script(everything, wrong)
+            done = run(open_model(engine), script, limits_of(k, 99, max_seq_len=24), everything[:length])
+            assert done.token_ids == everything[length:24]
+            assert done.stats.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("context", "drafted"),
+    [
+        (1, [0, 0, 0]),
+        (4, [0, 0, 0]),
+        (5, [0, 0, 0]),  # holds the prompt, and is full
+        (6, [1, 1, 1]),
+        (13, [4, 6, 8]),
+        (20, [8, 12, 8 + 6]),
+        (29, [12, 18, 8 + 8 + 5]),
+        (31, [12, 18, 8 + 8 + 5]),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_drafts_end_with_the_draft_s_own_context(k: int, context: int, drafted: list[int]) -> None:
+    """The draft has the target's table and a context of its own, for the target's 30 and a prompt of 5; K = 1, 3, 8.
+
+    It drafts to its last slot, then not at all. Only a prompt that it can hold is fed to it.
+    """
+    next_token = hashed(10)
+    target, draft = engine_of(next_token, max_seq_len=30), engine_of(next_token, max_seq_len=context)
+    drafter = ModelDrafter(open_model(draft), VOCAB_SIZE)
+    done = run(open_model(target), drafter, limits_of(k, 99, max_seq_len=30))
+    assert done.token_ids == continuation(next_token, 25)[len(PROMPT) :]
+    assert done.stats.drafted == done.stats.accepted == drafted[[1, 3, 8].index(k)]
+    assert draft.num_passes == done.stats.drafted + (context >= len(PROMPT))
+
+
+@pytest.mark.parametrize("surplus", [1, 2000])
+def test_ids_that_only_the_draft_knows_never_reach_the_target(surplus: int) -> None:
+    """The engine of these tests refuses ids outside its vocabulary."""
+    vocab_size = 8
+    draft_table = hashed(11, vocab_size + surplus)
+    draft = engine_of(draft_table, vocab_size=vocab_size + surplus)
+    unknown = 0
+
+    def watched(prefix: Sequence[int]) -> int:
+        nonlocal unknown
+        unknown += draft_table(prefix) >= vocab_size
+        return draft_table(prefix)
+
+    draft.next_token = watched
+    target = engine_of(hashed(12, vocab_size), vocab_size=vocab_size)
+    drafter = ModelDrafter(open_model(draft), vocab_size)
+    done = run(open_model(target), drafter, limits_of(4, 60), [1, 2, 3])
+    assert done.token_ids == plain(hashed(12, vocab_size), [1, 2, 3], limits_of(4, 60))[0]
+    assert unknown > 0
+
+
+# --- EOS -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (0, (0, 0, 0, 0, [])),  # the prefill's token
+        (1, (1, 4, 1, 0, [0, 1])),  # the first drafted token
+        (2, (1, 4, 2, 0, [0, 0, 1])),
+        (3, (1, 4, 3, 0, [0, 0, 0, 1])),
+        (4, (1, 4, 4, 0, [0, 0, 0, 0, 1])),  # the last drafted token: what the target adds is cut
+        (5, (1, 4, 4, 1, [0, 0, 0, 0, 1])),  # the target's own
+        (6, (2, 8, 5, 1, [0, 1, 0, 0, 1])),
+        (9, (2, 8, 8, 1, [0, 0, 0, 0, 2])),
+        (10, (2, 8, 8, 2, [0, 0, 0, 0, 2])),
+    ],
+)
+def test_eos_cuts_at_its_place(place: int, expected: tuple[int, int, int, int, list[int]]) -> None:
+    """K = 4, everything accepted, self-drafted: tokens after the first EOS are neither emitted, counted nor cached."""
+    next_token = hashed(13)
+    tokens = continuation(next_token, 40)
+    new = tokens[len(PROMPT) :]
+    engine = engine_of(next_token)
+    target, draft = open_model(engine, 0), open_model(engine, 1)
+    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 40, eos=[new[place], new[place + 2], 1]))
+    assert done.token_ids == new[: place + 1]
+    assert done.stats.finish_reason == "stop"
+    assert done.stats.completion_tokens == place + 1
+    assert figures(done.stats) == expected
+    num_committed = len(PROMPT) + place + 1
+    assert target.kv_len == num_committed - 1
+    assert draft.kv_len <= num_committed - 1
+    assert engine.cache(0)[: target.kv_len].tolist() == tokens[: num_committed - 1]
+
+
+@pytest.mark.parametrize("wrong", range(5))
+def test_eos_as_the_target_s_own_token_after_a_rejected_draft(wrong: int) -> None:
+    tokens = continuation(hashed(13), 40)
+    eos = tokens[len(PROMPT) + 1 + wrong]
+    done = run(open_model(engine_of(hashed(13))), Script(tokens, wrong), limits_of(4, 40, eos=[eos]))
+    assert done.token_ids == tokens[len(PROMPT) :][: wrong + 2]
+    assert done.stats.finish_reason == "stop"
+    assert figures(done.stats) == (1, 4, wrong, 1, [0] * wrong + [1])
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
+    tokens = continuation(hashed(13), 30)
+    eos = next(token for token in range(VOCAB_SIZE) if token not in tokens)
+    done = run(open_model(engine_of(hashed(13))), Script(tokens, wrong, bad=eos), limits_of(4, 30, eos=[eos]))
+    assert done.token_ids == tokens[len(PROMPT) :]
+    assert done.stats.finish_reason == "length"
+
+
+def test_eos_in_the_prompt_does_not_stop_and_the_last_token_that_is_eos_says_stop() -> None:
+    tokens = continuation(hashed(13), 6)
+    eos = [*PROMPT, tokens[-1]]
+    done = run(open_model(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))
+    assert done.token_ids == tokens[len(PROMPT) :]
+    assert done.stats.finish_reason == "stop"
+
+
+# --- every case at once --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generation: the target's table and spec, the prompt, the limits, and where drafts come from."""
+
+    seed: int
+    memory: int
+    spec: ModelSpec
+    prompt: list[int]
+    limits: Limits
+    kind: str
+    draft_spec: ModelSpec
+
+    @property
+    def table(self) -> NextToken:
+        return hashed(self.seed, self.spec.vocab_size, self.memory)
+
+    def draft_table(self) -> NextToken:
+        """The target's, another one, or one that is right two times in three; within the draft's vocabulary."""
+        size, other = self.draft_spec.vocab_size, hashed(self.seed + 1, self.draft_spec.vocab_size, self.memory)
+
+        def next_token(prefix: Sequence[int]) -> int:
+            is_own = self.kind == "other" or (self.kind == "half" and hashed(self.seed + 2)(prefix) % 3 == 0)
+            return other(prefix) if is_own else self.table(prefix) % size
+
+        return next_token
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    k, vocab_size = draw(st.integers(1, 8)), draw(st.integers(2, 12))
+    spec = fake_spec(vocab_size, draw(st.integers(2, 48)), k)
+    spec = replace(spec, max_width=k + draw(st.integers(1, 12)))
+    draft_spec = fake_spec(max(1, vocab_size + draw(st.integers(-2, 3))), draw(st.integers(1, 60)), k)
+    draft_spec = replace(draft_spec, max_width=draw(st.integers(1, 12)))
+    prompt = draw(st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=30))
+    eos = draw(st.frozensets(st.integers(0, vocab_size - 1), max_size=2))
+    limits = Limits(eos, draw(st.integers(0, 40)), spec.max_seq_len, k)
+    kind = draw(st.sampled_from(["none", "self", "half", "other", "ngram"]))
+    return Case(draw(st.integers(0, 999)), draw(st.integers(0, 3)), spec, prompt, limits, kind, draft_spec)
+
+
+def check_caches(tokens: list[int], model: CachedModel, engine: Engine, is_target: bool) -> None:
+    """The cache holds the committed tokens but the newest (a draft's: at most those); what is stale gets poisoned."""
+    assert model.kv_len == len(tokens) - 1 if is_target else model.kv_len <= len(tokens) - 1
+    cache = engine.cache(0)
+    assert cache[: model.kv_len].tolist() == tokens[: model.kv_len]
+    cache[model.kv_len :] = POISON
+
+
+def check_figures(done: Run, case: Case) -> None:
+    """The identities between the counts, and the counts that the emitted pieces imply."""
+    stats = done.stats
+    assert stats.completion_tokens == len(done.token_ids) == bool(done.token_ids) + stats.accepted + stats.own
+    assert stats.prompt_tokens == len(case.prompt)
+    assert stats.rounds == len(done.rounds[1:]) == sum(stats.acceptance_histogram)
+    assert stats.accepted == sum(n * count for n, count in enumerate(stats.acceptance_histogram)) <= stats.drafted
+    assert stats.drafted <= case.limits.k * stats.rounds
+    assert len(stats.acceptance_histogram) <= case.limits.k + 1
+    assert stats.rounds - 1 <= stats.own <= stats.rounds or stats.rounds == 0
+    assert all(1 <= len(emitted) <= case.limits.k + 1 for emitted in done.rounds)
+    if case.kind == "none":
+        assert (stats.drafted, stats.own) == (0, stats.rounds)
+
+
+@settings(max_examples=300)
+@given(cases())
+def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -> None:
+    engine, draft_engine = Engine(case.spec, case.table), Engine(case.draft_spec, case.draft_table())
+    target, draft = open_model(engine), open_model(draft_engine)
+    drafter: Drafter | None = ModelDrafter(draft, case.spec.vocab_size)
+    if case.kind in ("none", "ngram"):
+        drafter = NGramDrafter() if case.kind == "ngram" else None
+
+    def between(tokens: list[int]) -> None:
+        check_caches(tokens, target, engine, True)
+        check_caches(tokens, draft, draft_engine, False)
+
+    done = run(target, drafter, case.limits, case.prompt, between)
+    assert (done.token_ids, done.stats.finish_reason) == plain(case.table, case.prompt, case.limits)
+    check_figures(done, case)
+
+
+def test_n_gram_drafts_continue_a_cycle() -> None:
+    """A table that remembers one token runs into a cycle, which the drafter must find: nearly all is accepted then."""
+    next_token = hashed(14, vocab_size=8, memory=1)
+    done = run(open_model(engine_of(next_token)), NGramDrafter(), limits_of(5, 121))
+    assert done.token_ids == plain(next_token, PROMPT, limits_of(5, 121))[0]
+    assert done.stats.rounds <= 30
+
+
+# --- the cached model ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "rows", "widths"),
+    [
+        (7, 1, [7]),
+        (8, 1, [8]),
+        (9, 1, [8, 1]),
+        (16, 1, [8, 8]),
+        (17, 1, [8, 8, 1]),
+        (7, 3, [7]),
+        (8, 3, [8]),
+        (9, 3, [6, 3]),
+        (16, 3, [8, 8]),
+        (17, 3, [8, 6, 3]),
+        (8, 8, [8]),
+        (9, 8, [1, 8]),
+        (16, 8, [8, 8]),
+        (17, 8, [8, 1, 8]),
+    ],
+)
+@pytest.mark.parametrize("cached", [0, 1, 5])
+def test_a_long_feed_is_cut_into_passes_that_leave_the_asked_rows_to_the_last(
+    length: int, rows: int, widths: list[int], cached: int
+) -> None:
+    """Chunk 8; the fed tokens are the plain continuation, so each of the rows - 1 drafted ones is accepted."""
+    next_token = hashed(15)
+    engine = Engine(replace(fake_spec(VOCAB_SIZE, max_seq_len=64, k=7), max_width=8), next_token)
+    model = open_model(engine)
+    tokens = continuation(next_token, 30, prompt=[1])
+    model.prefill(tokens[:cached])
+    engine.widths.clear()
+    end = cached + length
+    assert model.verify(tokens[cached:end], rows - 1) == (rows - 1, tokens[end])
+    assert engine.widths == widths
+    assert model.kv_len == end
+    assert engine.cache(0)[:end].tolist() == tokens[:end]
+
+
+def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() -> None:
+    engine = engine_of(hashed(15))
+    model = open_model(engine)
+    model.prefill([1, 2, 3, 4])
+    for kv_len in (-1, 5):
+        with pytest.raises(ValueError, match=f"rollback to {kv_len}, but the cache holds 4 tokens"):
+            model.rollback(kv_len)
+    model.rollback(4)
+    model.rollback(2)
+    assert (model.kv_len, engine.cache(0)[:4].tolist(), engine.num_passes) == (2, [1, 2, 3, 4], 1)
+    assert model.verify([9], 0) == (0, hashed(15)([1, 2, 9]))
+
+
+@pytest.mark.parametrize(("ids", "num_drafted"), [([], 0), ([], 1), ([1], 1), ([1, 2], 2)])
+def test_feeding_nothing_before_the_drafts_is_refused(ids: list[int], num_drafted: int) -> None:
+    engine = engine_of(hashed(15))
+    with pytest.raises(ValueError, match=f"{len(ids)} tokens for {num_drafted + 1} rows after 0 cached ones"):
+        open_model(engine).verify(ids, num_drafted)
+    assert engine.num_passes == 0
+
+
+def test_a_feed_fits_up_to_the_last_slot_and_not_beyond() -> None:
+    engine = engine_of(hashed(15), max_seq_len=32)
+    model = open_model(engine)
+    capacity = engine.spec.capacity
+    model.prefill([1] * (capacity - 1))
+    with pytest.raises(ValueError, match=f"a total of at most {capacity}"):
+        model.verify([1, 1], 0)
+    assert model.verify([1], 0) == (0, hashed(15)([1] * capacity))
+
+
+def test_prefilling_nothing_is_no_pass() -> None:
+    engine = engine_of(hashed(15))
+    open_model(engine).prefill([])
+    assert engine.num_passes == 0
+
+
+# --- interrupted ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_rounds", [0, 1, 2, 3])
+def test_a_drafter_that_raises_leaves_a_cache_that_can_be_used_again(num_rounds: int) -> None:
+    tokens = continuation(hashed(16), 30)
+
+    class Failing(Script):
+        def propose(self, committed: Sequence[int], k: int) -> list[int]:
+            if len(self.calls) == num_rounds:
+                raise OSError("no draft today")
+            return super().propose(committed, k)
+
+    target = open_model(engine_of(hashed(16)))
+    with pytest.raises(OSError, match="no draft today"):
+        run(target, Failing(tokens, 2), limits_of(4, 30))
+    target.rollback(0)
+    assert run(target, Script(tokens, 2), limits_of(4, 30)).token_ids == tokens[len(PROMPT) :]
+
+
+def test_a_generator_that_is_closed_leaves_caches_that_can_be_used_again() -> None:
+    tokens = continuation(hashed(17), 30)
+    engine = engine_of(hashed(17))
+    target, draft = open_model(engine, 0), open_model(engine, 1)
+    rounds = generate_tokens(list(PROMPT), target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30), Stats())
+    assert [next(rounds), next(rounds)] == [tokens[5:6], tokens[6:11]]
+    rounds.close()  # type: ignore[attr-defined]
+    target.rollback(0)
+    draft.rollback(0)
+    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30))
+    assert done.token_ids == tokens[len(PROMPT) :]
+    assert done.stats.draft_acceptance_rate == 1.0

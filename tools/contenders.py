@@ -1,0 +1,202 @@
+"""The contenders of a comparison: transformers and specrt, each library and dtype in a process of its own.
+
+Thread pools and memory of torch and onnxruntime do not meet, and one process serves all contenders with the same weights.
+Parent and worker speak one line of JSON at a time over the worker's standard input and output:
+
+    started   {"attention": "sdpa", ...}
+    request   {"prompt_ids": [...], "max_new_tokens": 64, "draft": "none", "k": 0, "ignore_eos": false}
+    answer    {"token_ids": [...], "seconds": 1.5, "first_token_seconds": 0.2, "num_first_tokens": 1, "stats": {}}
+    failure   {"error": "one line", "exit_code": 1}
+
+A worker sleeps between requests and ends when its standard input does, so also when the parent dies.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specrt.engines.codec import from_json
+from specrt.engines.errors import SpecrtError, UsageError
+from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.spec import ITEM_BYTES
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+PROCESS_BYTES = {"transformers": 600 << 20, "specrt": 120 << 20}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to generate greedily. ``eager`` is transformers' ``generate`` as it comes: not compiled, its own attention."""
+
+    name: str
+    library: str
+    dtype: str
+    draft: str = "none"
+
+    @property
+    def process(self) -> tuple[str, str]:
+        """(library, dtype): contenders that share these share a process."""
+        return self.library, self.dtype
+
+
+_ROWS = (
+    Contender("eager", "transformers", "fp32"),
+    Contender("eager-bf16", "transformers", "bf16"),
+    Contender("assisted", "transformers", "fp32", "model"),
+    Contender("assisted-bf16", "transformers", "bf16", "model"),
+    Contender("lookup", "transformers", "fp32", "ngram"),
+    Contender("plain", "specrt", "bundle"),
+    Contender("ngram", "specrt", "bundle", "ngram"),
+    Contender("model", "specrt", "bundle", "model"),
+)
+CONTENDERS = {row.name: row for row in _ROWS}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """New ids and wall-clock times in s; the first ``num_first_tokens`` ids came after ``first_token_seconds``.
+
+    ``stats`` holds ``rounds``, ``drafted``, ``accepted`` and ``own`` (specrt.runtime.result), or nothing.
+    """
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    first_token_seconds: float
+    num_first_tokens: int = 1
+    stats: dict[str, int] = field(default_factory=dict)
+
+
+def choose_contenders(names: str, manifest: Manifest) -> tuple[Contender, ...]:
+    """Contenders by their names, separated by commas. Raises ``UsageError`` for those that ``manifest`` cannot serve."""
+    chosen = []
+    for name in dict.fromkeys(name.strip() for name in names.split(",")):
+        if name not in CONTENDERS:
+            raise UsageError(f"contenders: got {name!r}, expected some of {', '.join(CONTENDERS)}")
+        if CONTENDERS[name].draft == "model" and manifest.draft.kind == "ngram":
+            raise UsageError(f"contenders: {name} drafts with a model and this bundle has none; leave it out")
+        chosen.append(CONTENDERS[name])
+    return tuple(chosen)
+
+
+def processes(contenders: Sequence[Contender]) -> list[list[Contender]]:
+    """The contenders by process, in the order of their first member."""
+    keys = dict.fromkeys(contender.process for contender in contenders)
+    return [[contender for contender in contenders if contender.process == key] for key in keys]
+
+
+def needed_bytes(manifest: Manifest, contenders: Sequence[Contender]) -> int:
+    """About what the process of ``contenders`` (of one process) takes in memory once it is loaded.
+
+    ONNX Runtime copies weights into the layout of its kernels and keeps the mapped file beside them.
+    """
+    library, dtype = contenders[0].process
+    models = [manifest.target]
+    if manifest.draft.model is not None and (library == "specrt" or any(c.draft == "model" for c in contenders)):
+        models.append(manifest.draft.model)
+    if library == "specrt":
+        return PROCESS_BYTES[library] + sum(2 * model.weights_bytes + model.spec.kv_bytes for model in models)
+    item_bytes = ITEM_BYTES[DTYPES[dtype]]
+    return PROCESS_BYTES[library] + sum(_num_parameters(model) * item_bytes for model in models)
+
+
+def _num_parameters(model: ModelEntry) -> int:
+    return model.weights_bytes // ITEM_BYTES[model.spec.dtype]
+
+
+class Worker:
+    """A process that answers requests; ``started`` is what it said once it had loaded. Close it when done."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            self.started: dict[str, Any] = self._receive()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, **request: Any) -> Answer:
+        """The answer to one request. Raises ``SpecrtError`` with the worker's own line when it fails."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._ended() from error
+        return from_json(Answer, self._receive())
+
+    def close(self) -> None:
+        """End the process and wait for it."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._ended()
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            failure = SpecrtError(f"{self.name}: {reply['error']}")
+            failure.exit_code = reply["exit_code"]
+            raise failure
+        return reply
+
+    def _ended(self) -> SpecrtError:
+        status = self._process.wait()
+        self._errors.seek(0)
+        last = (self._errors.read().strip().splitlines() or ["it left no message"])[-1]
+        mend = "; signal 9 often means too little memory: compare fewer at a time" if status == -9 else ""
+        return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){mend}")
+
+
+class Lineup:
+    """Contenders with their processes loaded, one after the other so that the peaks of loading do not add up."""
+
+    def __init__(self, bundle: Path, contenders: Sequence[Contender], threads: int) -> None:
+        self._workers: dict[tuple[str, str], Worker] = {}
+        with ExitStack() as stack:
+            for group in processes(contenders):
+                library, dtype = group[0].process
+                settings = {"library": library, "dtype": dtype, "bundle": str(bundle), "threads": threads}
+                settings["with_draft"] = any(contender.draft == "model" for contender in group)
+                command = [sys.executable, "-m", "specrt.tools.worker", json.dumps(settings)]
+                worker = stack.enter_context(Worker(f"{library} {dtype}", command))
+                self._workers[library, dtype] = worker
+            self._stack = stack.pop_all()
+
+    def ask(self, contender: Contender, prompt_ids: Sequence[int], k: int, **limits: Any) -> Answer:
+        """Generate once. ``limits`` are ``max_new_tokens`` and ``ignore_eos``."""
+        draft_k = 0 if contender.draft == "none" else k
+        return self._workers[contender.process].ask(
+            prompt_ids=list(prompt_ids), draft=contender.draft, k=draft_k, **limits
+        )
+
+    def __enter__(self) -> Lineup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,60 @@
+"""The prompts that comparisons run on: our own, twelve kinds of task, in ``prompts.json`` beside this file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from specrt.engines.codec import from_json
+from specrt.engines.errors import UsageError
+from specrt.engines.manifest import Manifest
+from specrt.runtime.text import TextCodec
+
+CODE_PREFIX = "code-"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A task for an instruct model. ``category`` is unique; those of code start with ``code-``."""
+
+    category: str
+    text: str
+
+    @property
+    def is_code(self) -> bool:
+        return self.category.startswith(CODE_PREFIX)
+
+
+def load_prompts() -> tuple[Prompt, ...]:
+    """All of them, ordered so that the first few differ in kind."""
+    text = resources.files("specrt.tools").joinpath("prompts.json").read_text(encoding="utf-8")
+    return tuple(from_json(Prompt, item) for item in json.loads(text))
+
+
+def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
+    """A number takes the first so many, ``code`` those of code, other names their categories; None takes all.
+
+    Raises ``UsageError`` for what is none of these.
+    """
+    prompts = load_prompts()
+    if wanted is None:
+        return prompts
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(prompts):
+        return prompts[: int(wanted)]
+    rows = {"code": [p for p in prompts if p.is_code], **{p.category: [p] for p in prompts}}
+    names = [name.strip() for name in wanted.split(",")]
+    if unknown := [name for name in names if name not in rows]:
+        raise UsageError(f"prompts: got {unknown[0]!r}, expected 1 to {len(prompts)}, or some of {', '.join(rows)}")
+    chosen = {prompt for name in names for prompt in rows[name]}
+    return tuple(prompt for prompt in prompts if prompt in chosen)
+
+
+def encode_prompts(prompts: Sequence[Prompt], bundle: Path, manifest: Manifest) -> list[list[int]]:
+    """Token ids of each prompt by the bundle's tokenizer: a user's message where the bundle has a chat template."""
+    codec = TextCodec.from_bundle(bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
+    if manifest.tokenizer.chat_template is None:
+        return [codec.encode(prompt.text) for prompt in prompts]
+    return [codec.encode([{"role": "user", "content": prompt.text}]) for prompt in prompts]
