@@ -46,7 +46,7 @@ types: install  ## Check the types, strictly
 		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
 
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
-	@$(BIN)/python -m pytest --quiet $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 demo: install  ## Export a small pair and generate with it
 	@$(BIN)/python -m specrt.tools.demo $(ARGS)

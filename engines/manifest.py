@@ -31,7 +31,10 @@ class Parity:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch."""
+    """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
+
+    ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows.
+    """
 
     source: str
     revision: str | None
@@ -41,6 +44,7 @@ class ModelEntry:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weights_bytes: int
+    bytes_per_pass: int
     reference: str
     parity: Parity
 

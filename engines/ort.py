@@ -7,14 +7,14 @@ Every input and output is bound to memory that the binding owns; KV outputs are 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.seam import Array, allocate, check_shared
-from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, plan_buffers
+from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
 
 try:
     import onnxruntime as ort
@@ -48,6 +48,13 @@ def _session_options(threads: int, prepack: bool) -> Any:
     return options
 
 
+def _closed(shape: Sequence[Dim | None], expected: tuple[str, tuple[Dim, ...]] | None) -> tuple[Dim | None, ...]:
+    """A graph's shape, where it leaves a dimension open with the one that the contract has there."""
+    if expected is None or len(shape) != len(expected[1]):
+        return tuple(shape)
+    return tuple(dim if isinstance(dim, int) else wanted for dim, wanted in zip(shape, expected[1], strict=True))
+
+
 class OrtEngine:
     """A graph and its weights in an ONNX Runtime session.
 
@@ -76,11 +83,14 @@ class OrtEngine:
             ("inputs", self.contract.inputs, self.session.get_inputs()),
             ("outputs", self.contract.outputs, self.session.get_outputs()),
         ):
-            found = sorted((node.name, _ORT_TYPES.get(node.type, node.type)) for node in nodes)
-            expected = sorted((tensor.name, tensor.dtype) for tensor in tensors)
-            if found != expected:
-                difference = sorted(set(found) ^ set(expected))[0]
-                raise BundleError(f"{graph}: {kind} differ from the contract at {difference}; export the bundle again")
+            expected = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+            found = {n.name: (_ORT_TYPES.get(n.type, n.type), _closed(n.shape, expected.get(n.name))) for n in nodes}
+            for name in sorted(expected.keys() | found.keys()):
+                if found.get(name) != expected.get(name):
+                    raise BundleError(
+                        f"{graph}: {kind} differ from the contract at {name}: "
+                        f"got {found.get(name)}, expected {expected.get(name)}; export the bundle again"
+                    )
 
     def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> OrtBinding:
         """See ``specrt.engines.seam.Engine.open``."""

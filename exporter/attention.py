@@ -1,9 +1,9 @@
-"""The one attention of every exported model: transformers' attention and mask interfaces, filled with our own functions.
+"""The one attention of every exported model: transformers' attention and mask interfaces with our own functions.
 
 A model's code calls the mask function once a forward pass for each kind of layer, ``cache.update`` and the attention
-function once a layer. Run on the meta device (``observe``) they record what the model asks for; run under
-``torch.onnx.export`` they emit one ``com.microsoft::GroupQueryAttention`` a layer. No model's code is written twice, and
-what GroupQueryAttention cannot express is refused by what the model *does*, not by its name.
+function once a layer. On the meta device (``observe``) they record what the model asks for; under
+``torch.onnx.export`` they emit one ``com.microsoft::GroupQueryAttention`` a layer. No model's code is written twice,
+and what GroupQueryAttention cannot express is refused by what the model *does*, not by its name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AttentionSite:
 
 @dataclass
 class Tracing:
-    """State of one forward pass. In an export pass the graph's inputs are set and ``present`` collects the KV outputs."""
+    """State of one forward pass. In an export the graph's inputs are set and ``present`` collects the KV outputs."""
 
     past: list[torch.Tensor] | None = None  # 2 a layer, key then value: [1, num_kv_heads, capacity, head_dim]
     seqlens_k: torch.Tensor | None = None  # [1] i32
@@ -76,7 +76,7 @@ def tracing(state: Tracing) -> Iterator[Tracing]:
         _active.pop()
 
 
-class ContractCache(Cache):  # type: ignore[misc]
+class ContractCache(Cache):
     """A ``Cache`` that keeps nothing: the attention node itself appends to the KV buffers."""
 
     def __init__(self, num_layers: int) -> None:
@@ -155,7 +155,7 @@ def _attention(
     state = _active[-1]
     layer = getattr(module, "layer_idx", None)
     written = state.updated.get(layer) if layer is not None else None
-    if written is None or written[0] is not key or written[1] is not value:
+    if layer is None or written is None or written[0] is not key or written[1] is not value:
         refuse(f"{type(module).__name__} attends to keys and values that it did not write to its own cache")
     if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
         refuse(

@@ -30,6 +30,7 @@ from specrt.exporter.heads import match_head
 from specrt.exporter.observe import Observation, observe
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids
 from specrt.exporter.passes import optimize
+from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.progress import Progress, Silent
 from specrt.exporter.reference import check_parity, reference_ids, reference_logits, save_reference
 from specrt.exporter.source import Source, find_source
@@ -92,7 +93,7 @@ class _Plan:
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
-    """Write the bundle of ``options`` and return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
+    """Write the bundle of ``options``; return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
     progress = progress or Silent()
     check_output(options.output, options.force)
     progress.step("reading configs")
@@ -115,7 +116,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             specrt_version=specrt.__version__,
-            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             versions={name: importlib.metadata.version(name) for name in _VERSIONED},
             backends=(options.backend,),
             num_speculative_tokens=options.num_speculative_tokens,
@@ -192,7 +193,9 @@ def _export_model(plan: _Plan, folder: Path, progress: Progress) -> ModelEntry:
     progress.step(f"{role}: tracing")
     traced = _trace(model, plan)
     optimize(traced, spec)
+    read_bytes = bytes_per_pass(traced)
     _save(traced, graph, f"{role}: writing", progress)
+    release_weights(model, traced)
     del model, traced
     gc.collect()
     progress.step(f"{role}: comparing with the torch model")
@@ -210,6 +213,7 @@ def _export_model(plan: _Plan, folder: Path, progress: Progress) -> ModelEntry:
         inputs=contract.inputs,
         outputs=contract.outputs,
         weights_bytes=graph.with_name("model.onnx.data").stat().st_size,
+        bytes_per_pass=read_bytes,
         reference=f"{role}/reference.npz",
         parity=parity,
     )
@@ -235,6 +239,14 @@ def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
         external_data=graph.name + ".data",
         callback=lambda tensor, _: progress.advance(tensor.nbytes),
     )
+
+
+def release_weights(model: Any, graph: ir.Model) -> None:
+    """Free the memory of all weights now: onnxscript's rules remember the last graph they matched, and so all of it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.new_empty(0)
+    for value in graph.graph.initializers.values():
+        value.const_value = None
 
 
 def _write_tokenizer(source: Source, folder: Path) -> TokenizerEntry:

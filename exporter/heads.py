@@ -15,7 +15,7 @@ IR_VERSION = 10
 def match_head() -> onnx.ModelProto:
     """``match``: accept while the next drafted id is the target's own argmax.
 
-    Row ``i``'s token is judged against the id fed at row ``i + 1``; the last row has none, so a sentinel of -1 ends every
+    Row ``i``'s token is judged against the id fed at row ``i + 1``; the last row has none: a sentinel of -1 ends every
     comparison and full acceptance needs no branch. ArgMax takes the first maximum, as numpy does.
     """
     nodes = [

@@ -39,7 +39,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     try:
         config = copy.deepcopy(config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 config, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
             ).eval()
         model.config.get_text_config().pad_token_id = None  # else models look for padding in ids that have no values

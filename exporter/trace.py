@@ -103,14 +103,15 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
             _ContractModule(model, num_layers).eval(),
             _examples(spec),
             dynamo=True,
+            optimize=False,  # our passes begin with it, and must see every weight that they are to let go
             opset_version=OPSET,
             dynamic_shapes=_dynamic_shapes(spec),
             input_names=[tensor.name for tensor in contract.inputs],
             output_names=[tensor.name for tensor in contract.outputs],
         )
-    graph = program.model
-    _name_dimensions(graph, spec)
-    return graph  # type: ignore[no-any-return]
+    assert program is not None
+    _name_dimensions(program.model, spec)
+    return program.model
 
 
 def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:

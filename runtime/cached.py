@@ -68,7 +68,7 @@ class CachedModel:
         self._binding.close()
 
     def _feed(self, ids: Sequence[int], rows: int) -> int:
-        """Passes of at most ``max_width`` tokens; the last one, whose width is returned, gives the last ``rows`` rows."""
+        """Passes of at most ``max_width`` tokens; the last, whose width is returned, gives the last ``rows`` rows."""
         remaining, start = len(ids), 0
         if remaining < rows or self.kv_len + remaining > self.spec.capacity:
             raise ValueError(

@@ -23,9 +23,9 @@ class Drafter(Protocol):
 class ModelDrafter:
     """Greedy drafts of a model with a KV cache of its own.
 
-    It feeds ``committed[kv_len:]`` first, so full acceptance (whose last drafted token was never fed) and rounds without
-    drafting need no special case. Beyond its own context, and after a token that it does not know, it proposes nothing.
-    Tokens the target does not know end a draft.
+    It feeds ``committed[kv_len:]`` first, so full acceptance (whose last drafted token was never fed) and rounds
+    without drafting need no special case. Beyond its own context, and after a token that it does not know, it proposes
+    nothing. Tokens the target does not know end a draft.
     """
 
     def __init__(self, model: CachedModel, target_vocab_size: int) -> None:
@@ -58,8 +58,8 @@ class ModelDrafter:
 class NGramDrafter:
     """Drafts by looking up the longest suffix of the sequence at its latest earlier occurrence.
 
-    Every n-gram of ``min_n .. max_n`` tokens is indexed once, when a token follows it. A copy that reaches the end of the
-    sequence goes on in its own draft, so a period shorter than K is continued.
+    Every n-gram of ``min_n .. max_n`` tokens is indexed once, when a token follows it. A copy that reaches the end of
+    the sequence goes on in its own draft, so a period shorter than K is continued.
     """
 
     def __init__(self, max_n: int = 4, min_n: int = 2) -> None:

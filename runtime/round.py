@@ -1,4 +1,4 @@
-"""One round: draft, verify, commit, roll back. A function of the committed tokens; devices, text and clocks stay outside."""
+"""The round: draft, verify, commit, roll back. Devices and text stay outside."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Limits:
 def generate_tokens(
     tokens: list[int], target: CachedModel, drafter: Drafter | None, limits: Limits, stats: Stats
 ) -> Iterator[list[int]]:
-    """Append to ``tokens`` (the prompt) round by round and yield what each round emitted; ``stats`` is kept exact.
+    """Append to ``tokens`` (the prompt) round by round; yield what each round emitted. ``stats`` is kept exact.
 
-    The first yield is the token of the prefill. ``stats.finish_reason`` is ``stop`` or ``length`` at the end. Between two
-    yields the caches hold exactly the committed tokens but the newest.
+    The first yield is the token of the prefill. ``stats.finish_reason`` is ``stop`` or ``length`` at the end. Between
+    two yields the caches hold exactly the committed tokens but the newest.
     """
     end = min(len(tokens) + limits.max_new_tokens, limits.max_seq_len)
     stats.prompt_tokens = len(tokens)

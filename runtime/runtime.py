@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -179,17 +180,15 @@ class Runtime:
 
     def _tokens(self, tokens: list[int], limits: Limits, draft: str, stats: Stats) -> Iterator[list[int]]:
         """``generate_tokens`` on caches from the pool, which go back however it ends."""
-        target = self._target.take()
-        drafted_by = self._draft.take() if draft == "model" and self._draft is not None else None
-        drafter: Drafter | None = NGramDrafter() if draft == "ngram" else None
-        if drafted_by is not None:
-            drafter = ModelDrafter(drafted_by, target.spec.vocab_size)
-        try:
+        with ExitStack() as taken:
+            target = self._target.take()
+            taken.callback(self._target.give_back, target)
+            drafter: Drafter | None = NGramDrafter() if draft == "ngram" else None
+            if draft == "model" and self._draft is not None:
+                model = self._draft.take()
+                taken.callback(self._draft.give_back, model)
+                drafter = ModelDrafter(model, target.spec.vocab_size)
             yield from generate_tokens(tokens, target, drafter, limits, stats)
-        finally:
-            self._target.give_back(target)
-            if drafted_by is not None and self._draft is not None:
-                self._draft.give_back(drafted_by)
 
 
 class Stream:

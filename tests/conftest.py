@@ -29,3 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not has_nvidia_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; none found"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the tiny random Llama with itself as the draft, K = 4, context 512; beside it lies its ``model``."""
+    from specrt.exporter.export import ExportOptions, export
+    from tests.tiny import save_tiny_model
+
+    folder = tmp_path_factory.mktemp("tiny")
+    model = save_tiny_model(folder / "model")
+    export(ExportOptions(str(model), folder / "bundle", draft="self", num_speculative_tokens=4))
+    return folder / "bundle"

@@ -60,8 +60,8 @@ def main() -> None:
 def export(**options: Any) -> None:
     """Export TARGET (and a draft for it) into a bundle.
 
-    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the text
-    so far and needs no model; '--draft self' is the target itself on a second KV slot.
+    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
+    text so far and needs no model; '--draft self' is the target itself on a second KV slot.
     """
     from specrt.tools.progress import quiet_libraries, shown_progress
 

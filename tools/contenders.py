@@ -1,6 +1,6 @@
 """The contenders of a comparison: transformers and specrt, each library and dtype in a process of its own.
 
-Thread pools and memory of torch and onnxruntime do not meet, and one process serves all contenders with the same weights.
+Thread pools and memory of torch and onnxruntime do not meet; one process serves all contenders with the same weights.
 Parent and worker speak one line of JSON at a time over the worker's standard input and output:
 
     started   {"attention": "sdpa", ...}
@@ -25,16 +25,16 @@ from typing import Any
 
 from specrt.engines.codec import from_json
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.manifest import Manifest
 from specrt.engines.spec import ITEM_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-PROCESS_BYTES = {"transformers": 600 << 20, "specrt": 120 << 20}
+PROCESS_BYTES = {"transformers": 600 << 20, "specrt": 140 << 20}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to generate greedily. ``eager`` is transformers' ``generate`` as it comes: not compiled, its own attention."""
+    """A way to generate greedily. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa."""
 
     name: str
     library: str
@@ -75,7 +75,7 @@ class Answer:
 
 
 def choose_contenders(names: str, manifest: Manifest) -> tuple[Contender, ...]:
-    """Contenders by their names, separated by commas. Raises ``UsageError`` for those that ``manifest`` cannot serve."""
+    """Contenders by comma-separated names. Raises ``UsageError`` for unknown ones and those without their draft."""
     chosen = []
     for name in dict.fromkeys(name.strip() for name in names.split(",")):
         if name not in CONTENDERS:
@@ -95,20 +95,17 @@ def processes(contenders: Sequence[Contender]) -> list[list[Contender]]:
 def needed_bytes(manifest: Manifest, contenders: Sequence[Contender]) -> int:
     """About what the process of ``contenders`` (of one process) takes in memory once it is loaded.
 
-    ONNX Runtime copies weights into the layout of its kernels and keeps the mapped file beside them.
+    ONNX Runtime copies weights into the layout of its kernels; the file they come from stays in the page cache only.
     """
     library, dtype = contenders[0].process
     models = [manifest.target]
     if manifest.draft.model is not None and (library == "specrt" or any(c.draft == "model" for c in contenders)):
         models.append(manifest.draft.model)
     if library == "specrt":
-        return PROCESS_BYTES[library] + sum(2 * model.weights_bytes + model.spec.kv_bytes for model in models)
+        return PROCESS_BYTES[library] + sum(model.weights_bytes + model.spec.kv_bytes for model in models)
     item_bytes = ITEM_BYTES[DTYPES[dtype]]
-    return PROCESS_BYTES[library] + sum(_num_parameters(model) * item_bytes for model in models)
-
-
-def _num_parameters(model: ModelEntry) -> int:
-    return model.weights_bytes // ITEM_BYTES[model.spec.dtype]
+    num_parameters = sum(model.weights_bytes // ITEM_BYTES[model.spec.dtype] for model in models)
+    return PROCESS_BYTES[library] + num_parameters * item_bytes
 
 
 class Worker:
@@ -116,7 +113,7 @@ class Worker:
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

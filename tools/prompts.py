@@ -52,9 +52,23 @@ def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt in chosen)
 
 
-def encode_prompts(prompts: Sequence[Prompt], bundle: Path, manifest: Manifest) -> list[list[int]]:
-    """Token ids of each prompt by the bundle's tokenizer: a user's message where the bundle has a chat template."""
-    codec = TextCodec.from_bundle(bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
-    if manifest.tokenizer.chat_template is None:
-        return [codec.encode(prompt.text) for prompt in prompts]
-    return [codec.encode([{"role": "user", "content": prompt.text}]) for prompt in prompts]
+def encode_prompts(
+    prompts: Sequence[Prompt], bundle: Path, manifest: Manifest, max_new_tokens: int = 1
+) -> list[list[int]]:
+    """Token ids of each prompt by the bundle's tokenizer: a user's message where the bundle has a chat template.
+
+    Raises ``UsageError`` for a prompt that leaves no room for ``max_new_tokens`` in the bundle's context.
+    """
+    spec = manifest.target.spec
+    codec = TextCodec.from_bundle(bundle, manifest.tokenizer, spec.vocab_size)
+    has_template = manifest.tokenizer.chat_template is not None
+    encoded = []
+    for prompt in prompts:
+        ids = codec.encode([{"role": "user", "content": prompt.text}] if has_template else prompt.text)
+        if len(ids) + max_new_tokens > spec.max_seq_len:
+            raise UsageError(
+                f"prompt {prompt.category}: its {len(ids)} tokens and {max_new_tokens} new ones do not fit into the "
+                f"bundle's context of {spec.max_seq_len}; ask for fewer, or for other prompts"
+            )
+        encoded.append(ids)
+    return encoded

@@ -64,7 +64,7 @@ def first_difference(category: str, expected: Sequence[int], got: Sequence[int])
 
 
 def score(answers: Answers, categories: Sequence[str]) -> tuple[Score, ...]:
-    """A score for each contender. ``answers[name][prompt]`` has one answer a repeat; the first name's ids are expected."""
+    """A score for each contender. ``answers[name][prompt]`` has one answer a repeat; the first name's ids count."""
     return tuple(_score(name, answers, categories) for name in answers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnxscript.optimizer import optimize_ir
 from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
@@ -14,7 +15,8 @@ from specrt.exporter.passes.rotary import fold_rotary
 
 
 def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
-    """All passes of the ``onnxruntime`` dialect, in order."""
+    """All passes of the ``onnxruntime`` dialect, in order. The first folds constants; transposed weights stay views."""
+    optimize_ir(model)
     fuse_rms_normalization(model)
     fuse_skip_rms_normalization(model)
     fold_rotary(model, spec.capacity)

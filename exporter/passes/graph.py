@@ -27,7 +27,7 @@ def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
     """Add ``array`` to the graph's initializers."""
     tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     model.graph.register_initializer(value)
     return value
 
@@ -35,7 +35,7 @@ def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
 def lazy_initializer(model: ir.Model, name: str, parts: list[ir.Value]) -> ir.Value:
     """An initializer that is ``parts`` side by side on their last axis, put together only when it is written."""
     tensors = [part.const_value for part in parts]
-    shapes = [tuple(int(size) for size in tensor.shape) for tensor in tensors if tensor is not None]
+    shapes = [tensor.numpy().shape for tensor in tensors if tensor is not None]
     shape = (*shapes[0][:-1], sum(size[-1] for size in shapes))
 
     def join() -> ir.TensorProtocol:
@@ -65,6 +65,16 @@ def inline_functions(model: ir.Model) -> None:
 def remove_unused(model: ir.Model) -> None:
     """Drop nodes and initializers that lead to no output."""
     common.RemoveUnusedNodesPass()(model)
+
+
+def bytes_per_pass(model: ir.Model) -> int:
+    """Bytes of the initializers that a pass reads as a whole: those that some node uses other than to look up rows."""
+    total = 0
+    for value in model.graph.initializers.values():
+        is_read = any(node.op_type != "Gather" or index != 0 for node, index in value.uses())
+        if is_read and value.const_value is not None:
+            total += value.const_value.nbytes
+    return total
 
 
 def ancestors(model: ir.Model, wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:

@@ -23,7 +23,7 @@ def read_tied_table(model: ir.Model) -> ir.Model:
             continue
         if list(transpose.attributes["perm"].as_ints()) != [1, 0]:
             continue
-        vocab_size, hidden_size = (int(size) for size in table.const_value.shape)
+        vocab_size, hidden_size = table.const_value.numpy().shape
         flat = add_initializer(model, f"{node.name}.flat", np.array([-1, hidden_size], np.int64))
         wide = add_initializer(model, f"{node.name}.wide", np.array([1, -1, vocab_size], np.int64))
         rows = ir.node("Reshape", [node.inputs[0], flat])

@@ -1,7 +1,7 @@
 """Rotary embedding moves into the attention node: cos and sin become two tables, computed once at export.
 
-Before:  q -> Reshape -> [norm] -> Transpose -> x cos + rotate_half(x) sin -> Transpose -> Reshape -> GroupQueryAttention
-After:   q -> [Reshape -> norm -> Reshape] -> GroupQueryAttention(cos_cache, sin_cache, do_rotary=1)
+Before:  q -> Reshape -> [norm] -> Transpose -> q cos + rotate_half(q) sin -> Transpose -> Reshape -> attention
+After:   q -> [Reshape -> norm -> Reshape] -> attention(cos_cache, sin_cache, do_rotary=1)
 
 The tables are the traced graph's *own* cos and sin, evaluated at every position up to the capacity: rope scaling of any
 kind comes along. A node that does not match (partial or interleaved rotation) is left as the model wrote it.
@@ -16,7 +16,7 @@ from onnxscript.rewriter.ort_fusions.rotary_embedding import fuse_rotary_embeddi
 
 from specrt.engines.seam import Array
 from specrt.engines.spec import POSITION_IDS
-from specrt.exporter.passes.graph import ancestors, add_initializer, attention_nodes, inline_functions, producer
+from specrt.exporter.passes.graph import add_initializer, ancestors, attention_nodes, inline_functions, producer
 
 _FUSED = "RotaryEmbedding"
 _HEAD_DIM_MULTIPLE = 16  # onnxruntime refuses do_rotary for other head sizes

@@ -40,6 +40,7 @@ def model_entry(folder: str) -> ModelEntry:
         inputs=contract.inputs,
         outputs=contract.outputs,
         weights_bytes=1 << 20,
+        bytes_per_pass=1 << 19,
         reference=f"{folder}/reference.npz",
         parity=Parity(8, 1e-5, 20.0, 1.0),
     )

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+
 from specrt.engines.ort import OrtEngine
 from specrt.engines.seam import Array
 from specrt.engines.spec import (
@@ -24,7 +25,6 @@ from specrt.engines.spec import (
 from specrt.exporter.observe import observe
 from specrt.exporter.passes import optimize
 from specrt.exporter.trace import trace
-
 from tests.exporter.architectures import ROWS, VOCAB_SIZE, tiny_model
 
 PAST = (0, 1, 5, 100)

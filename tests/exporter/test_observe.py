@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from specrt.engines.errors import UnsupportedModelError
-from specrt.engines.spec import KVLayer
-from specrt.exporter.attention import SUPPORTED, mask_of
-from specrt.exporter.observe import observe
 from transformers.masking_utils import (
     and_masks,
     causal_mask_function,
@@ -19,6 +15,10 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from specrt.engines.errors import UnsupportedModelError
+from specrt.engines.spec import KVLayer
+from specrt.exporter.attention import SUPPORTED, mask_of
+from specrt.exporter.observe import observe
 from tests.exporter.architectures import VOCAB_SIZE, WINDOW, tiny_config
 
 _SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import collections
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
-from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
+from onnxscript.optimizer import optimize_ir
+
 from specrt.engines.seam import Array
 from specrt.engines.spec import KVLayer, ModelSpec, model_contract
+from specrt.exporter.export import release_weights
 from specrt.exporter.observe import observe
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.lm_head import read_tied_table
@@ -21,7 +25,6 @@ from specrt.exporter.passes.packing import pack_qkv
 from specrt.exporter.passes.reshapes import drop_round_trips
 from specrt.exporter.passes.rotary import fold_rotary
 from specrt.exporter.trace import trace
-
 from tests.exporter.architectures import VOCAB_SIZE, tiny_model
 
 CAPACITY = 40
@@ -31,7 +34,9 @@ WIDTH = 6
 def _traced(name: str) -> ir.Model:
     model = tiny_model(name)
     layers: tuple[KVLayer, ...] = observe(model.config).kv_layers
-    return trace(model, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", layers))
+    graph = trace(model, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", layers))
+    optimize_ir(graph)
+    return graph
 
 
 def _run(graph: ir.Model, folder: Path) -> Array:
@@ -39,7 +44,7 @@ def _run(graph: ir.Model, folder: Path) -> Array:
     ir.save(graph, folder / "model.onnx", external_data="model.onnx.data")
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
-    feeds = {}
+    feeds: dict[str, Any] = {}
     past = 7
     for node in session.get_inputs():
         dims = {"width": WIDTH, "rows": WIDTH, "capacity": CAPACITY}
@@ -79,7 +84,7 @@ def test_each_pass_keeps_the_answer(architecture: str, tmp_path: Path) -> None:
 
 
 def test_lean_llama_has_no_leftovers() -> None:
-    """2 layers: per layer 4 matmuls of the MLP and attention output, 1 packed QKV, 1 attention, 2 norms, SiLU and gate."""
+    """2 layers of 3 MLP matmuls, the attention's output and packed QKV, 1 attention, 2 norms, SiLU and gate."""
     graph = _traced("llama-tied")
     optimize(
         graph, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(tiny_model("llama").config).kv_layers)
@@ -131,3 +136,18 @@ def test_graph_inputs_and_outputs_have_the_contracts_symbols() -> None:
         assert [v.name for v in values] == [t.name for t in tensors]
         for value, tensor in zip(values, tensors, strict=True):
             assert [d if isinstance(d, int) else d.value for d in value.shape or ()] == list(tensor.shape)
+
+
+def test_weights_are_let_go_when_the_graph_is_written(tmp_path: Path) -> None:
+    """Else the torch model stays in memory beside the engine that the written graph is compared on."""
+    model = tiny_model("llama-tied")
+    spec = ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(model.config).kv_layers)
+    graph = trace(model, spec)
+    optimize(graph, spec)
+    ir.save(graph, tmp_path / "model.onnx", external_data="model.onnx.data")
+    alive = [weakref.ref(parameter) for parameter in model.parameters()]
+    release_weights(model, graph)
+    del model, graph
+    gc.collect()
+    held = [parameter for reference in alive if (parameter := reference()) is not None and parameter.numel()]
+    assert not held

@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import pytest
@@ -184,6 +184,7 @@ def test_the_figures_of_a_whole_generation(
     assert done.token_ids == tokens[len(PROMPT) :]
     assert figures(done.stats) == expected
     assert script.calls == calls
+    assert script.commits == list(accumulate(map(len, done.rounds[1:]), initial=len(PROMPT) + 1))[1:]
     assert (done.stats.prompt_tokens, done.stats.completion_tokens, done.stats.finish_reason) == (5, 12, "length")
 
 

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from specrt.engines.errors import BundleError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import TokenizerEntry
-from specrt.runtime.text import REPLACEMENT, TextCodec
+from specrt.runtime.detokenizer import REPLACEMENT
+from specrt.runtime.text import TextCodec
 from specrt.tools.fetch import MODELS, models_home
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "der schnelle braune Fuchs, naïve café", "你好，世界 😀 नमस्ते"]

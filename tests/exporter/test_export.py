@@ -1,0 +1,300 @@
+"""``export`` on a tiny pair: what it writes, what it refuses, and that nothing is left when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, MambaConfig
+
+import specrt
+from specrt.engines.errors import (
+    PairError,
+    ParityError,
+    ResourceError,
+    SourceError,
+    SpecrtError,
+    UnsupportedModelError,
+    UsageError,
+)
+from specrt.engines.integrity import check_files
+from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.exporter.export import ExportOptions, export
+from specrt.exporter.reference import check_parity, graph_logits
+from tests.tiny import save_tiny_model
+
+K = 4
+MAX_SEQ_LEN = 96
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    target = save_tiny_model(root / "target")
+    (target / "LICENSE").write_text("a licence\n")
+    draft = save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=64)
+    return {"target": target, "draft": draft}
+
+
+def _export(models: dict[str, Path], output: Path, **changes: Any) -> Manifest:
+    options = {"target": str(models["target"]), "num_speculative_tokens": K, "max_seq_len": MAX_SEQ_LEN, **changes}
+    return export(ExportOptions(output=output, prefill_chunk=16, **options))
+
+
+@pytest.fixture(scope="module")
+def pair(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("bundles") / "pair"
+    _export(models, output, draft=str(models["draft"]))
+    return output
+
+
+def _greedy(folder: Path, ids: list[int], num_tokens: int) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = torch.tensor([ids])
+    output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=num_tokens, do_sample=False)
+    return [int(token) for token in output[0, len(ids) :]]
+
+
+def test_bundle_says_what_it_holds(pair: Path, models: dict[str, Path]) -> None:
+    manifest = manifest_from_bundle(pair)
+    check_files(pair, manifest, always_hash=True)
+    on_disk = {path.relative_to(pair).as_posix() for path in pair.rglob("*") if path.is_file()}
+    assert on_disk == {"bundle.json", *manifest.files}
+    assert (pair / "target" / "LICENSE").read_text() == "a licence\n"
+    assert manifest.draft.kind == "model"
+    assert manifest.draft.model is not None
+    assert manifest.draft.model.spec.max_seq_len == 64
+    assert manifest.target.spec.capacity == MAX_SEQ_LEN + K
+    assert manifest.target.parity.argmax_agreement == 1.0
+    assert manifest.target.bytes_per_pass < manifest.target.weights_bytes
+    for name in manifest.files:
+        if name.endswith(".onnx"):
+            onnx.checker.check_model(str(pair / name)) if "heads" in name else onnx.load(pair / name)
+
+
+def test_reference_logits_are_reproduced_without_torch(pair: Path) -> None:
+    entry = manifest_from_bundle(pair).target
+    stored = np.load(pair / entry.reference)
+    logits = graph_logits(pair / entry.graph, entry.spec, stored["ids"], threads=1)
+    assert np.abs(logits[stored["positions"]] - stored["logits"]).max() <= 2 * entry.parity.max_abs_error + 1e-6
+
+
+@pytest.mark.parametrize("draft", ["model", "ngram", "none"])
+def test_moved_bundle_generates_the_models_own_ids(
+    pair: Path, models: dict[str, Path], draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another working directory, after a move; over the draft's shorter context (64) and to the target's end."""
+    moved = tmp_path / "else where"
+    shutil.copytree(pair, moved)
+    monkeypatch.chdir(tmp_path)
+    with specrt.load("else where", threads=1) as runtime:
+        ids = runtime.codec.encode("The quick brown fox")
+        expected = _greedy(models["target"], ids, MAX_SEQ_LEN - len(ids))
+        for k in range(K + 1):
+            result = runtime.generate(ids, max_new_tokens=200, num_speculative_tokens=k, draft=draft)
+            assert result.token_ids == expected, f"K = {k}"
+        assert result.finish_reason == ("stop" if len(expected) < MAX_SEQ_LEN - len(ids) else "length")
+
+
+def test_self_draft_accepts_everything(models: dict[str, Path], tmp_path: Path) -> None:
+    manifest = _export(models, tmp_path / "self", draft="self")
+    assert manifest.draft.kind == "self"
+    assert not (tmp_path / "self" / "draft").exists()
+    with specrt.load(tmp_path / "self", threads=1) as runtime:
+        stats = runtime.generate([5, 6, 7], max_new_tokens=80, ignore_eos=True).stats
+    assert stats.draft_acceptance_rate == 1.0
+    assert stats.completion_tokens == 80
+
+
+def test_fp16_bundle(models: dict[str, Path], tmp_path: Path) -> None:
+    manifest = _export(models, tmp_path / "half", dtype="fp16")
+    full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
+    assert manifest.target.spec.dtype == "float16"
+    assert full <= manifest.target.weights_bytes <= full * 1.2
+    assert specrt.load(tmp_path / "half", threads=1).generate([5, 6], max_new_tokens=8, ignore_eos=True).token_ids
+
+
+def test_overflow_in_fp16_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "hot", tie_word_embeddings=True)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: tensor * 1e3 for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ParityError, match="not finite"):
+        _export({"target": folder}, tmp_path / "bundle", dtype="fp16")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_graph_that_answers_otherwise_is_refused(pair: Path) -> None:
+    entry = manifest_from_bundle(pair).target
+    stored = np.load(pair / entry.reference)
+    logits = graph_logits(pair / entry.graph, entry.spec, stored["ids"], threads=1)
+    check_parity(pair / entry.graph, entry.spec, stored["ids"], logits, threads=1)
+    logits[11, 3] += 0.01 * np.abs(logits).max()
+    with pytest.raises(ParityError, match="differ from the torch model"):
+        check_parity(pair / entry.graph, entry.spec, stored["ids"], logits, threads=1)
+
+
+def _other_family(models: dict[str, Path], folder: Path) -> Path:
+    """The draft with two of its tokens swapped."""
+    shutil.copytree(models["draft"], folder)
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    vocab = data["model"]["vocab"]
+    first, second = (token for token, index in vocab.items() if index in (40, 41))
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(data))
+    Tokenizer.from_file(str(path))
+    return folder
+
+
+def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """(models, options) of an export that must be refused."""
+    if case == "no such path":
+        return {"target": root / "nowhere.gguf"}, {}
+    if case == "folder without weights":
+        shutil.copytree(models["target"], root / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+        return {"target": root / "bare"}, {}
+    if case == "folder without config":
+        (root / "empty").mkdir()
+        return {"target": root / "empty"}, {}
+    if case == "truncated weights":
+        shutil.copytree(models["target"], root / "cut")
+        weights = root / "cut" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        return {"target": root / "cut"}, {}
+    if case == "not a GGUF file":
+        (root / "x.gguf").write_bytes(b"GGUF but not really")
+        return {"target": root / "x.gguf"}, {}
+    if case == "recurrent state":
+        config = MambaConfig(vocab_size=320, hidden_size=64, num_hidden_layers=2)
+        return {"target": save_tiny_model(root / "mamba", config)}, {}
+    if case == "draft of another family":
+        return models, {"draft": str(_other_family(models, root / "other"))}
+    return models, {
+        "K of 0": {"num_speculative_tokens": 0},
+        "context beyond the model's": {"max_seq_len": 257},
+        "bf16 on the CPU": {"dtype": "bf16"},
+        "unknown backend": {"backend": "nothing"},
+        "revision of a local path": {"revision": "main"},
+    }[case]
+
+
+REFUSALS: dict[str, type[SpecrtError]] = {
+    "no such path": SourceError,
+    "folder without weights": SourceError,
+    "folder without config": SourceError,
+    "truncated weights": SourceError,
+    "not a GGUF file": SourceError,
+    "revision of a local path": SourceError,
+    "recurrent state": UnsupportedModelError,
+    "draft of another family": PairError,
+    "K of 0": UsageError,
+    "context beyond the model's": UsageError,
+    "bf16 on the CPU": UsageError,
+    "unknown backend": UsageError,
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refused_in_one_line_and_nothing_written(case: str, models: dict[str, Path], tmp_path: Path) -> None:
+    inputs, options = _broken(case, models, tmp_path)
+    place = tmp_path / "out"
+    place.mkdir()
+    with pytest.raises(REFUSALS[case]) as error:
+        _export(inputs, place / "bundle", **options)
+    assert "\n" not in str(error.value)
+    assert list(place.iterdir()) == []
+
+
+def test_existing_bundle_is_kept_without_force_and_replaced_with_it(models: dict[str, Path], tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    _export(models, output)
+    before = (output / "bundle.json").read_text()
+    with pytest.raises(UsageError, match="--force"):
+        _export(models, output)
+    assert (output / "bundle.json").read_text() == before
+    _export(models, output, force=True, num_speculative_tokens=3)
+    assert manifest_from_bundle(output).num_speculative_tokens == 3
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_force_does_not_delete_what_is_not_a_bundle(models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(UsageError, match="not a bundle"):
+        _export(models, tmp_path, force=True)
+    assert (tmp_path / "letters.txt").read_text() == "dear"
+
+
+def test_too_little_disk_is_said_before_any_work(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1))
+    with pytest.raises(ResourceError, match="GB are free"):
+        _export(models, tmp_path / "out" / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+class _Interrupting:
+    """Progress that presses Ctrl-C when a step begins."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def step(self, name: str, total: int | None = None) -> None:
+        if name == self.at:
+            raise KeyboardInterrupt
+
+    def advance(self, amount: int) -> None: ...
+
+    def note(self, line: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "target: loading weights",
+        "target: tracing",
+        "target: writing",
+        "target: comparing with the torch model",
+        "hashing",
+    ],
+)
+def test_interrupted_export_leaves_nothing(step: str, models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        export(ExportOptions(str(models["target"]), tmp_path / "bundle"), _Interrupting(step))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_command_exits_with_130_and_leaves_nothing(models: dict[str, Path], tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "specrt.tools.cli",
+        "export",
+        str(models["target"]),
+        "-o",
+        str(tmp_path / "bundle"),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None and not list(tmp_path.glob(".bundle.partial-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []

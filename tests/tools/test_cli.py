@@ -1,0 +1,269 @@
+"""The commands as a user meets them: help, one line and a documented code for each error, clean standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import specrt
+from specrt.tools import compare, demo, identity
+from specrt.tools.cli import main
+
+COMMANDS = ["export", "generate", "inspect", "fetch"]
+TOOLS = {"compare": compare.main, "identity": identity.main, "demo": demo.main}
+PROMPT = "The quick brown fox"
+
+
+def invoke(*arguments: object, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+def one_error_line(result: Result) -> str:
+    """The error's line, after a check that it is all there is."""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("specrt: error: ")
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+    return lines[0]
+
+
+def test_the_group_lists_its_commands() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert set(COMMANDS) <= set(re.findall(r"^  ([a-z-]+)  ", result.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_has_a_help_text(command: str) -> None:
+    result = invoke(command, "-h")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage: ")
+    parsed = main.commands[command]
+    assert parsed.help
+    options = [parameter for parameter in parsed.params if parameter.param_type_name == "option"]
+    assert [option.name for option in options if not getattr(option, "help", None)] == []
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_tool_has_a_help_text(name: str) -> None:
+    result = CliRunner().invoke(TOOLS[name], ["--help"])
+    assert result.exit_code == 0
+    assert TOOLS[name].help
+
+
+def test_the_version_is_told() -> None:
+    assert invoke("--version").stdout == f"specrt, version {specrt.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["inspect"]])
+def test_a_missing_bundle_exits_with_6(command: list[str], tmp_path: Path) -> None:
+    result = invoke(*command, tmp_path / "none")
+    assert result.exit_code == 6
+    assert "no such bundle folder; make one with 'specrt export" in one_error_line(result)
+
+
+@pytest.mark.parametrize("name", ["compare", "identity"])
+def test_a_missing_bundle_exits_with_6_in_tools_too(name: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(TOOLS[name], [str(tmp_path / "none")])
+    assert result.exit_code == 6
+    assert "no such bundle folder" in one_error_line(result)
+
+
+def test_a_missing_source_exits_with_3(tmp_path: Path) -> None:
+    result = invoke("export", tmp_path / "none.gguf", "-o", tmp_path / "bundle")
+    assert result.exit_code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+USAGE_ERRORS: dict[str, tuple[list[str], str]] = {
+    "no prompt": ([], "prompt: got 0 of --prompt, --prompt-file and --messages, expected exactly one"),
+    "two prompts": (["--prompt", "a", "--prompt-file", "b"], "prompt: got 2 of"),
+    "an empty prompt": (["--prompt", ""], "prompt: got no tokens"),
+    "K above the bundle's": (["--prompt", "a", "-k", "5"], "got 5, this bundle was exported for 0 to 4"),
+    "negative K": (["--prompt", "a", "-k", "-1"], "got -1"),
+    "negative limit": (["--prompt", "a", "--max-new-tokens", "-1"], "max_new_tokens: got -1"),
+    "a prompt beyond the context": (["--prompt", "x y " * 300], "the bundle's context is 512"),
+    "no prompt file": (["--prompt-file", "none.txt"], "none.txt: cannot be read as text"),
+    "no messages file": (["--messages", "none.json"], "none.json: cannot be read as text"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "expected"), USAGE_ERRORS.values(), ids=USAGE_ERRORS)
+def test_usage_errors_exit_with_2(tiny_bundle: Path, arguments: list[str], expected: str) -> None:
+    result = invoke("generate", tiny_bundle, *arguments)
+    assert result.exit_code == 2
+    assert expected in one_error_line(result)
+
+
+MESSAGES: dict[str, tuple[bytes, str]] = {
+    "not text": (b"\xff\xfe", "cannot be read as text"),
+    "not JSON": (b"[{", "not JSON"),
+    "an object": (b'{"role": "user"}', "got dict, expected a list"),
+    "a list of strings": (b'["a"]', "expected a list of"),
+    "no role": (b'[{"content": "a"}]', "message 0"),
+    "an empty list": (b"[]", "prompt: got no tokens"),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), MESSAGES.values(), ids=MESSAGES)
+def test_unreadable_messages_exit_with_2(tiny_bundle: Path, tmp_path: Path, content: bytes, expected: str) -> None:
+    file = tmp_path / "messages.json"
+    file.write_bytes(content)
+    result = invoke("generate", tiny_bundle, "--messages", file)
+    assert result.exit_code == 2
+    assert expected in one_error_line(result)
+
+
+def test_an_unknown_backend_exits_with_9(tiny_bundle: Path) -> None:
+    result = invoke("generate", tiny_bundle, "--prompt", "a", "--backend", "abacus")
+    assert result.exit_code == 9
+    assert "backend abacus" in one_error_line(result)
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "crystal-ball"], ["-k", "many"], ["--threads", "0"], ["--nonsense"]])
+def test_what_click_refuses_exits_with_2(tiny_bundle: Path, arguments: Sequence[str]) -> None:
+    result = invoke("generate", tiny_bundle, "--prompt", "a", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_damaged_bundle_exits_with_6(tiny_bundle: Path, tmp_path: Path) -> None:
+    manifest = json.loads((tiny_bundle / "bundle.json").read_text())
+    (tmp_path / "bundle.json").write_text(json.dumps({**manifest, "schema_version": 0}))
+    result = invoke("inspect", tmp_path)
+    assert result.exit_code == 6
+    assert "schema version 0" in one_error_line(result)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_bundle: Path) -> Any:
+    """What the library says, plainly decoded."""
+    with specrt.load(tiny_bundle) as runtime:
+        return runtime.generate(PROMPT, max_new_tokens=20, num_speculative_tokens=0)
+
+
+Invoke = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Invoke:
+    """The command in a process of its own, away from the checkout."""
+
+    def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "specrt.tools.cli", *map(str, arguments)]
+        environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+        return subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+
+    return run
+
+
+def test_standard_output_has_the_text_and_nothing_else(tiny_bundle: Path, shell: Invoke, expected: Any) -> None:
+    done = shell("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--stats")
+    assert (done.returncode, done.stdout) == (0, expected.text + "\n")
+    assert "mean acceptance length" in done.stderr
+
+
+def test_a_quiet_run_says_nothing_on_standard_error(tiny_bundle: Path, shell: Invoke) -> None:
+    done = shell("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 4)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_of_the_process_is_one_line(shell: Invoke) -> None:
+    done = shell("generate", "none", "--prompt", PROMPT)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model", "none"])
+def test_json_is_one_object_with_the_same_ids_for_every_draft(tiny_bundle: Path, expected: Any, draft: str) -> None:
+    result = invoke("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert list(data) == ["token_ids", "text", "finish_reason", "prompt_tokens", "completion_tokens", "stats"]
+    assert (data["token_ids"], data["text"]) == (expected.token_ids, expected.text)
+    metrics = {"mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "tokens_per_s", "rounds"}
+    assert metrics <= set(data["stats"])
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(tiny_bundle: Path, expected: Any) -> None:
+    result = invoke("generate", tiny_bundle, "--prompt", "-", "--max-new-tokens", 20, "--json", stdin=PROMPT)
+    assert json.loads(result.stdout)["token_ids"] == expected.token_ids
+
+
+def test_a_prompt_file_is_taken_as_it_is(tiny_bundle: Path, tmp_path: Path, expected: Any) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT)
+    result = invoke("generate", tiny_bundle, "--prompt-file", file, "--max-new-tokens", 20, "--json")
+    assert json.loads(result.stdout)["token_ids"] == expected.token_ids
+
+
+def test_messages_go_through_the_chat_template(tiny_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "messages.json"
+    messages = [{"role": "user", "content": "Hello"}]
+    file.write_text(json.dumps(messages))
+    result = invoke("generate", tiny_bundle, "--messages", file, "--max-new-tokens", 3, "--json")
+    with specrt.load(tiny_bundle) as runtime:
+        assert json.loads(result.stdout)["prompt_tokens"] == len(runtime.codec.encode(messages))
+
+
+def test_inspect_prints_tables_or_one_object(tiny_bundle: Path) -> None:
+    assert "target" in invoke("inspect", tiny_bundle).stdout
+    data = json.loads(invoke("inspect", tiny_bundle, "--json", "--check").stdout)
+    assert (data["num_speculative_tokens"], data["draft"]["kind"]) == (4, "self")
+    assert data["derived"]["target"]["kv_bytes_per_sequence"] > 0
+
+
+def test_identity_finds_every_way_equal(tiny_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "identity.json"
+    options = ["--max-new-tokens", "12", "--k", "1,4", "--prompts", "2", "--json", str(file)]
+    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
+    assert result.exit_code == 0, result.output
+    checks = json.loads(file.read_text())["checks"]
+    ways = [("none", 0), ("ngram", 1), ("ngram", 4), ("model", 1), ("model", 4)]
+    assert [(check["draft"], check["k"], check["num_equal"]) for check in checks] == [(*way, 2) for way in ways]
+
+
+def test_identity_exits_with_1_on_a_fork(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "eager_ids", lambda bundle, ids, ways, advance: [(1, 2)] * len(ids))
+    options = ["--max-new-tokens", "2", "--k", "4", "--drafts", "ngram", "--prompts", "1"]
+    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
+    assert result.exit_code == 1
+    assert re.search(r"^ngram, K = 4 forks in chat, position \d: expected id \d", result.stdout, re.MULTILINE)
+    assert result.stderr.startswith("specrt: error: 2 of 2 texts are not the target's own")
+
+
+@pytest.mark.parametrize("options", [["--k", "5"], ["--k", "0"], ["--k", "a"], ["--drafts", "oracle"]])
+def test_identity_refuses_what_the_bundle_does_not_have(tiny_bundle: Path, options: list[str]) -> None:
+    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
+    assert result.exit_code == 2
+    assert "this bundle" in one_error_line(result)
+
+
+def test_compare_prints_a_table_and_writes_json(tiny_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "compare.json"
+    options = ["--contenders", "plain,ngram", "--prompts", "2", "--max-new-tokens", "8", "--repeats", "1"]
+    result = CliRunner().invoke(compare.main, [str(tiny_bundle), *options, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "same ids" in result.stdout
+    assert result.stderr.startswith("needs about 0.")
+    data = json.loads(file.read_text())
+    assert list(data) == ["machine", "bundle", "settings", "prompts", "scores"]
+    assert [row["equal_prompts"] for row in data["scores"]] == [2, 2]
+
+
+def test_compare_that_cannot_write_ends_in_one_line(tiny_bundle: Path, tmp_path: Path) -> None:
+    options = ["--contenders", "plain", "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1"]
+    result = CliRunner().invoke(compare.main, [str(tiny_bundle), *options, "--json", str(tmp_path / "no" / "file")])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("specrt: error: [Errno 2]")

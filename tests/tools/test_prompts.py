@@ -1,0 +1,76 @@
+"""The prompts: twelve kinds, three of them code, chosen by number, by category or as code, and what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specrt.engines.errors import UsageError
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts, load_prompts
+
+
+def test_there_are_twelve_kinds() -> None:
+    prompts = load_prompts()
+    assert len(prompts) == 12
+    assert len({prompt.category for prompt in prompts}) == 12
+    assert len({prompt.text for prompt in prompts}) == 12
+
+
+def test_code_is_told_by_its_category() -> None:
+    code = [prompt.category for prompt in load_prompts() if prompt.is_code]
+    assert code == ["code-completion", "code-edit", "code-tests"]
+    assert all("```python\n" in prompt.text for prompt in load_prompts() if prompt.is_code)
+
+
+def test_texts_are_neither_scraps_nor_books() -> None:
+    lengths = {prompt.category: len(prompt.text.split()) for prompt in load_prompts()}
+    assert {name: length for name, length in lengths.items() if not 30 <= length <= 150} == {}
+
+
+def test_texts_are_clean() -> None:
+    for prompt in load_prompts():
+        assert prompt.text == prompt.text.strip()
+        assert prompt.text.isascii()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("2", ["chat", "code-completion"]),
+        ("math", ["math"]),
+        ("math, chat", ["chat", "math"]),
+        ("code", ["code-completion", "code-edit", "code-tests"]),
+        ("code,code-edit", ["code-completion", "code-edit", "code-tests"]),
+    ],
+)
+def test_prompts_are_chosen_in_their_own_order(wanted: str, expected: list[str]) -> None:
+    assert [prompt.category for prompt in choose_prompts(wanted)] == expected
+
+
+def test_without_a_choice_all_are_taken() -> None:
+    assert choose_prompts() == load_prompts() == choose_prompts("12")
+
+
+@pytest.mark.parametrize("wanted", ["0", "13", "poetry", "", "math,", "-1"])
+def test_other_choices_are_refused(wanted: str) -> None:
+    with pytest.raises(UsageError, match=r"^prompts: got .*expected 1 to 12"):
+        choose_prompts(wanted)
+
+
+def test_prompts_become_messages_where_there_is_a_chat_template(tiny_bundle: Path) -> None:
+    manifest = manifest_from_bundle(tiny_bundle)
+    (ids,) = encode_prompts([Prompt("x", "Hi")], tiny_bundle, manifest)
+    assert ids[0] == 0  # <|im_start|>, which the template writes
+    assert len(ids) > len("Hi") + 3
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused(tiny_bundle: Path) -> None:
+    manifest = manifest_from_bundle(tiny_bundle)
+    prompts = [Prompt("x", "Hi")]
+    (ids,) = encode_prompts(prompts, tiny_bundle, manifest)
+    room = manifest.target.spec.max_seq_len - len(ids)
+    assert encode_prompts(prompts, tiny_bundle, manifest, room) == [ids]
+    with pytest.raises(UsageError, match=r"^prompt x: .* do not fit into the bundle's context of 512"):
+        encode_prompts(prompts, tiny_bundle, manifest, room + 1)

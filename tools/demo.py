@@ -1,0 +1,197 @@
+"""``python -m specrt.tools.demo``: fetch, export, generate and compare, each step below the command that does it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+import specrt
+from specrt.engines.errors import BundleError, ResourceError
+from specrt.engines.integrity import check_files
+from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.tools.compare import Settings, compare, one_line, print_comparison, shown_steps
+from specrt.tools.contenders import choose_contenders, needed_bytes, processes
+from specrt.tools.fetch import fetch
+from specrt.tools.machine import describe_machine, notes
+from specrt.tools.prompts import choose_prompts
+from specrt.tools.scores import Score
+
+# One that copies most of its prompt, one of code, and one where n-grams have nothing to find.
+CATEGORIES = "rewriting,code-completion,creative"
+MAX_NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a demo does. ``disk_bytes`` and ``memory_bytes`` are those of its largest step, ``minutes`` on two cores."""
+
+    target: str
+    draft: str
+    k: int
+    contenders: str
+    repeats: int
+    disk_bytes: int
+    memory_bytes: int
+    minutes: int
+
+    @property
+    def has_draft_model(self) -> bool:
+        return self.draft != "ngram"
+
+    @property
+    def bundle(self) -> Path:
+        return Path("bundles") / "-".join([self.target, *([self.draft] if self.has_draft_model else [])])
+
+
+SMALL = Plan("smollm2-135m", "ngram", 5, "eager,plain,ngram", 3, 1_000_000_000, 3_000_000_000, 4)
+PAIR = Plan("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", 4, "eager,assisted,plain,model", 1, 10**10, 11_500_000_000, 15)
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run(plan: Plan) -> None:
+    """The whole demo. Raises ``SpecrtError``; what was fetched and exported stays for the next time."""
+    _tell_needs(plan)
+    paths = [_fetch(name) for name in (plan.target, *([plan.draft] if plan.has_draft_model else []))]
+    manifest = _existing(plan) or _export(plan, paths)
+    _generate(plan)
+    scores = _compare(plan, manifest)
+    _tell_result(scores)
+    _tell_commands(plan, paths)
+
+
+def _tell_needs(plan: Plan) -> None:
+    """Say what it takes, and refuse when the disk cannot hold it."""
+    disk = f"{plan.disk_bytes / 1e9:.1f} GB of disk"
+    console.print(
+        f"needs {disk}, {plan.memory_bytes / 1e9:.1f} GB of memory and about {plan.minutes} minutes on 2 cores"
+    )
+    free = shutil.disk_usage(".").free
+    if free < plan.disk_bytes and not plan.bundle.exists():
+        raise ResourceError(f"demo: needs {disk} and {free / 1e9:.1f} GB are free in this folder; make room first")
+
+
+def _announce(*command: str) -> None:
+    console.print(f"\n[bold]$ {escape(shlex.join(command))}[/bold]")
+
+
+def _fetch(name: str) -> Path:
+    _announce("specrt", "fetch", name)
+    path = fetch(name)
+    console.print(str(path))
+    return path
+
+
+def _export_command(plan: Plan, paths: Sequence[Path]) -> list[str]:
+    draft = str(paths[1]) if plan.has_draft_model else plan.draft
+    return ["specrt", "export", str(paths[0]), "--output", str(plan.bundle), "--draft", draft, "-k", str(plan.k)]
+
+
+def _existing(plan: Plan) -> Manifest | None:
+    """The manifest of a bundle that is there already and fits, or None."""
+    if not plan.bundle.exists():
+        return None
+    try:
+        manifest = manifest_from_bundle(plan.bundle)
+        check_files(plan.bundle, manifest)
+        if manifest.draft.kind != ("model" if plan.has_draft_model else plan.draft):
+            raise BundleError(f"{plan.bundle}: a bundle with another draft ({manifest.draft.kind}) is there")
+        if manifest.num_speculative_tokens < plan.k:
+            raise BundleError(f"{plan.bundle}: a bundle for K up to {manifest.num_speculative_tokens} is there")
+    except BundleError as error:
+        console.print(f"\n{error}; exporting again")
+        return None
+    console.print(f"\n{plan.bundle}: a valid bundle is there already, so the export is skipped")
+    return manifest
+
+
+def _export(plan: Plan, paths: Sequence[Path]) -> Manifest:
+    from specrt.tools.progress import quiet_libraries, shown_progress
+
+    force = plan.bundle.exists()
+    _announce(*_export_command(plan, paths), *(["--force"] if force else []))
+    quiet_libraries()
+    from specrt.exporter.export import ExportOptions, export
+
+    draft = str(paths[1]) if plan.has_draft_model else plan.draft
+    with shown_progress() as progress:
+        options = ExportOptions(str(paths[0]), plan.bundle, draft, num_speculative_tokens=plan.k, force=force)
+        return export(options, progress)
+
+
+def _generate(plan: Plan) -> None:
+    """Each prompt as a message to the model, with and without drafts; the prompts stay beside the bundle as files."""
+    with specrt.load(plan.bundle) as runtime:
+        for prompt in choose_prompts(CATEGORIES):
+            file = plan.bundle.parent / f"prompt-{prompt.category}.json"
+            messages = [{"role": "user", "content": prompt.text}]
+            file.write_text(json.dumps(messages, indent=1) + "\n", encoding="utf-8")
+            texts = []
+            for k in (plan.k, 0):
+                options = ["--messages", str(file), "--max-new-tokens", str(MAX_NEW_TOKENS), "-k", str(k)]
+                _announce("specrt", "generate", str(plan.bundle), *options)
+                result = runtime.generate(messages, max_new_tokens=MAX_NEW_TOKENS, num_speculative_tokens=k)
+                texts.append(result.text)
+                console.print("the same text" if k == 0 and texts[0] == texts[1] else escape(result.text), style="cyan")
+                rounds, speed = result.stats.mean_acceptance_length or 1, result.stats.tokens_per_s or 0
+                console.print(f"{speed:.1f} tokens/s after the first token, {rounds:.2f} tokens per round")
+
+
+def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
+    options = ["--contenders", plan.contenders, "--prompts", CATEGORIES, "--repeats", str(plan.repeats)]
+    _announce("python", "-m", "specrt.tools.compare", str(plan.bundle), *options)
+    import psutil
+
+    from specrt.engines.ort import available_cores
+
+    contenders = choose_contenders(plan.contenders, manifest)
+    needed = [needed_bytes(manifest, group) for group in processes(contenders)]
+    one_at_a_time = sum(needed) > psutil.virtual_memory().available
+    machine = describe_machine(available_cores())
+    for line in notes(machine, needed, one_at_a_time):
+        console.print(line)
+    settings = Settings(plan.k, machine.threads, MAX_NEW_TOKENS, plan.repeats, one_at_a_time=one_at_a_time)
+    prompts = choose_prompts(CATEGORIES)
+    with shown_steps(len(contenders) * (1 + len(prompts) * plan.repeats) + 1) as advance:
+        comparison = compare(plan.bundle, contenders, prompts, settings, machine, advance)
+    print_comparison(comparison)
+    return comparison.scores
+
+
+def _tell_result(scores: Sequence[Score]) -> None:
+    """The comparison in one sentence, whichever way it went."""
+    last = scores[-1]
+    same = f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts"
+    console.print(
+        f"\n{last.contender}: {last.ratio_to['eager']:.2f} times as many tokens a second as transformers' generate, "
+        f"{last.ratio_to['plain']:.2f} times as many as without drafts; {same}"
+    )
+
+
+def _tell_commands(plan: Plan, paths: Sequence[Path]) -> None:
+    console.print("\nTo do it yourself:")
+    for command in (
+        ["specrt", "fetch", plan.target, *([plan.draft] if plan.has_draft_model else [])],
+        _export_command(plan, paths),
+        ["specrt", "generate", str(plan.bundle), "--prompt", "def fibonacci(n):", "--stats"],
+    ):
+        console.print(f"  {escape(shlex.join(command))}")
+
+
+@click.command()
+@click.option("--pair", is_flag=True, help="Qwen2.5-Coder 1.5B with the 0.5B as its draft, instead of SmolLM2-135M.")
+@one_line()
+def main(pair: bool) -> None:
+    """Fetch a small model, export it, generate with it, and compare with transformers."""
+    run(PAIR if pair else SMALL)
+
+
+if __name__ == "__main__":
+    main()

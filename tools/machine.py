@@ -1,0 +1,59 @@
+"""What a measurement ran on, what it needs, and whether the machine is quiet enough for it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
+QUIET_PERCENT = 10.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The CPU by its own name, the cores that this process may use, and how busy others kept them before."""
+
+    cpu: str
+    cores: int
+    threads: int
+    busy_percent_before: float
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.cpu}, {self.threads} threads on {self.cores} cores; {versions}"
+
+
+def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
+    """Watch the CPU for ``watch_seconds`` s, so call it before anything of ours runs."""
+    import psutil
+
+    from specrt.engines.ort import available_cores
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = names[0] if names else platform.processor() or platform.machine()
+    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
+    return Machine(cpu, available_cores(), threads, psutil.cpu_percent(watch_seconds), versions)
+
+
+def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -> list[str]:
+    """Lines to read before the figures: the memory that processes of ``process_bytes`` take, and other load."""
+    import psutil
+
+    needed, largest = max(process_bytes) if one_at_a_time else sum(process_bytes), max(process_bytes)
+    available = psutil.virtual_memory().available
+    line = f"needs about {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available"
+    lines = [f"{line}; --one-at-a-time needs {largest / 1e9:.1f} GB" if largest < needed > available else line]
+    if machine.busy_percent_before > QUIET_PERCENT:
+        lines.append(
+            f"other programs keep the CPU {machine.busy_percent_before:.0f} % busy: do not trust these times. "
+            "torch's threads wait for each other by spinning and suffer most, so ratios would flatter specrt"
+        )
+    return lines

@@ -1,0 +1,104 @@
+"""``python -m specrt.tools.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's limit.
+
+T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
+pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from specrt.engines.load import choose_backend, load_engine
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.ort import available_cores
+from specrt.engines.spec import match_head_contract, model_contract
+from specrt.runtime.cached import CachedModel
+
+BANDWIDTH_BYTES = 1 << 30
+
+
+def read_bandwidth(threads: int, repeats: int = 9) -> float:
+    """Bytes per second that ``threads`` threads read from memory together: the median over ``repeats`` dot products."""
+    parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
+    times = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            list(pool.map(lambda part: float(np.dot(part, part)), parts))
+            times.append(time.perf_counter() - started)
+    return BANDWIDTH_BYTES / statistics.median(times)
+
+
+def open_target(bundle: Path, threads: int) -> CachedModel:
+    """The target of a bundle on a slot of its own."""
+    manifest = manifest_from_bundle(bundle)
+    backend, spec = choose_backend(manifest, None), manifest.target.spec
+    engine = load_engine(backend, bundle / manifest.target.graph, model_contract(spec), threads)
+    head = load_engine(backend, bundle / manifest.heads["match"], match_head_contract(spec), 1)
+    return CachedModel(engine, head, 0, spec)
+
+
+def measure(
+    bundles: list[Path], widths: list[int], past: int, repeats: int, threads: int
+) -> dict[str, dict[int, float]]:
+    """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
+    models = {str(bundle): open_target(bundle, threads) for bundle in bundles}
+    for model in models.values():
+        model.prefill([5] * past)
+    times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in models}
+    for repeat in range(repeats + 2):
+        for width in widths:
+            for name, model in models.items():
+                model.rollback(past)
+                started = time.perf_counter()
+                model.verify([5] * width, width - 1)
+                if repeat >= 2:
+                    times[name][width].append((time.perf_counter() - started) * 1e3)
+    return {name: {w: statistics.median(ms) for w, ms in by_width.items()} for name, by_width in times.items()}
+
+
+@click.command()
+@click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--widths", default="1,2,4,6", show_default=True, help="Comma-separated; at most K + 1 of each bundle.")
+@click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
+@click.option("--repeats", default=21, show_default=True)
+@click.option("--threads", default=None, type=int, help="[default: the cores this process may use]")
+@click.option("--json", "as_json", is_flag=True)
+def main(bundles: tuple[Path, ...], widths: str, past: int, repeats: int, threads: int | None, as_json: bool) -> None:
+    """T(M), v(M) and the memory bound of the targets of BUNDLES."""
+    threads = threads or available_cores()
+    bandwidth = read_bandwidth(threads)
+    chosen = [int(width) for width in widths.split(",")]
+    result = measure(list(bundles), chosen, past, repeats, threads)
+    bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
+    if as_json:
+        click.echo(json.dumps({"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds, "pass_ms": result}))
+        return
+    _print(result, bounds, bandwidth, threads)
+
+
+def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwidth: float, threads: int) -> None:
+    table = Table(title=f"{bandwidth / 1e9:.1f} GB/s read by {threads} threads", title_justify="left")
+    columns: list[Any] = ["bundle", "M", "T(M) ms", "v(M)", "bound ms", "T(M) / bound"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "bundle" else "right")
+    for name, by_width in result.items():
+        first = by_width[min(by_width)]
+        for width, ms in by_width.items():
+            bound = bounds[name]
+            table.add_row(name, str(width), f"{ms:.2f}", f"{ms / first:.2f}", f"{bound:.2f}", f"{ms / bound:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
