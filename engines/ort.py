@@ -107,7 +107,7 @@ class OrtEngine:
 class OrtBinding:
     """One slot's memory and its bindings; see ``specrt.engines.seam.Binding``."""
 
-    # Widths above this are prefill chunks of odd size: bound for the occasion, not kept.
+    # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.
     KEPT_WIDTHS = 64
 
     def __init__(self, engine: OrtEngine, slot: int, shared: Mapping[str, Array]) -> None:
@@ -135,7 +135,7 @@ class OrtBinding:
         for tensor in self._engine.contract.outputs:
             array = self._buffers[tensor.alias or tensor.name]
             io.bind_output(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
-        if width <= self.KEPT_WIDTHS:
+        if width <= self.KEPT_WIDTHS or width == limits[WIDTH]:
             self._bound[width, rows] = io
         return io
 

@@ -37,7 +37,11 @@ class CachedModel:
         self._rows = host[ROW_INDICES]  # [max_rows] i64
         self._all_positions = np.arange(spec.capacity, dtype=np.int64)
         shared = {name: host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-        self._head = head.open(slot, shared)
+        try:
+            self._head = head.open(slot, shared)
+        except BaseException:
+            self._binding.close()
+            raise
         self._num_accepted, self._tokens = self._head.host[NUM_ACCEPTED], self._head.host[TOKENS]
 
     def verify(self, ids: Sequence[int], num_drafted: int) -> tuple[int, int]:

@@ -25,7 +25,10 @@ class _Cli(click.Group):
             click.echo(f"specrt: error: {error}", err=True)
             sys.exit(error.exit_code)
         except click.ClickException as error:
-            error.show()
+            hint = (
+                f"; see '{error.ctx.command_path} --help'" if isinstance(error, click.UsageError) and error.ctx else ""
+            )
+            click.echo(f"specrt: error: {' '.join(error.format_message().split())}{hint}", err=True)
             sys.exit(error.exit_code)
         except (click.Abort, KeyboardInterrupt):
             click.echo("specrt: interrupted", err=True)
@@ -147,15 +150,15 @@ def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
     given = [value for value in (text, file, messages) if value is not None]
     if len(given) != 1:
         raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
-    if text is not None:
-        return sys.stdin.read() if text == "-" else text
+    if text is not None and text != "-":
+        return text
     path = file or messages
-    assert path is not None
     try:
-        content = path.read_text(encoding="utf-8")
+        data = path.read_bytes() if path is not None else sys.stdin.buffer.read()
+        content = data.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as text ({error}); give a UTF-8 file") from error
-    if file is not None:
+        raise UsageError(f"{path or 'standard input'}: cannot be read as text ({error}); give UTF-8 text") from error
+    if messages is None:
         return content
     try:
         parsed = json.loads(content)

@@ -130,12 +130,11 @@ def shown_steps(total: int) -> Iterator[Advance]:
 
 def print_comparison(comparison: Comparison) -> None:
     """The machine, the pair and the scores on standard output."""
-    console, settings = Console(), comparison.settings
-    console.print(str(comparison.machine), highlight=False)
+    console, settings = Console(highlight=False, soft_wrap=True), comparison.settings
+    console.print(str(comparison.machine))
     console.print(
         f"{comparison.bundle}, K = {settings.k}; greedy, at most {settings.max_new_tokens} tokens for each of "
-        f"{len(comparison.prompts)} prompts, medians of {settings.repeats}",
-        highlight=False,
+        f"{len(comparison.prompts)} prompts, medians of {settings.repeats}"
     )
     print_scores(console, comparison.scores)
 

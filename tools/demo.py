@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.compare import Settings, compare, one_line, print_comparison, shown_steps
 from specrt.tools.contenders import choose_contenders, needed_bytes, processes
 from specrt.tools.fetch import fetch
-from specrt.tools.machine import describe_machine, notes
+from specrt.tools.machine import OMP_WAIT_POLICY, describe_machine, notes
 from specrt.tools.prompts import choose_prompts
 from specrt.tools.scores import Score
 
@@ -62,8 +63,7 @@ def run(plan: Plan) -> None:
     paths = [_fetch(name) for name in (plan.target, *([plan.draft] if plan.has_draft_model else []))]
     manifest = _existing(plan) or _export(plan, paths)
     _generate(plan)
-    scores = _compare(plan, manifest)
-    _tell_result(scores)
+    _tell_result(_compare(plan, manifest))
     _tell_commands(plan, paths)
 
 
@@ -145,7 +145,7 @@ def _generate(plan: Plan) -> None:
 
 
 def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
-    options = ["--contenders", plan.contenders, "--prompts", CATEGORIES, "--repeats", str(plan.repeats)]
+    options = f"--contenders {plan.contenders} --k {plan.k} --prompts {CATEGORIES} --repeats {plan.repeats}".split()
     _announce("python", "-m", "specrt.tools.compare", str(plan.bundle), *options)
     import psutil
 
@@ -155,6 +155,9 @@ def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
     needed = [needed_bytes(manifest, group) for group in processes(contenders)]
     one_at_a_time = sum(needed) > psutil.virtual_memory().available
     machine = describe_machine(available_cores())
+    if machine.is_busy:  # torch would take ten times as long otherwise
+        os.environ.setdefault(OMP_WAIT_POLICY, "PASSIVE")
+        machine = replace(machine, omp_wait_policy=os.environ[OMP_WAIT_POLICY])
     for line in notes(machine, needed, one_at_a_time):
         console.print(line)
     settings = Settings(plan.k, machine.threads, MAX_NEW_TOKENS, plan.repeats, one_at_a_time=one_at_a_time)
@@ -168,10 +171,10 @@ def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
 def _tell_result(scores: Sequence[Score]) -> None:
     """The comparison in one sentence, whichever way it went."""
     last = scores[-1]
-    same = f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts"
     console.print(
         f"\n{last.contender}: {last.ratio_to['eager']:.2f} times as many tokens a second as transformers' generate, "
-        f"{last.ratio_to['plain']:.2f} times as many as without drafts; {same}"
+        f"{last.ratio_to['plain']:.2f} times as many as without drafts; "
+        f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,21 +11,32 @@ from pathlib import Path
 
 VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
 QUIET_PERCENT = 10.0
+# On a quiet machine sleeping costs torch a third of its speed; on a busy one spinning costs it 9 tenths.
+OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The CPU by its own name, the cores that this process may use, and how busy others kept them before."""
+    """The CPU by its own name, the cores that this process may use, and how busy others kept them before.
+
+    ``omp_wait_policy`` is the environment's: torch's threads spin while they wait for each other, or sleep if PASSIVE.
+    """
 
     cpu: str
     cores: int
     threads: int
     busy_percent_before: float
+    omp_wait_policy: str | None
     versions: dict[str, str]
+
+    @property
+    def is_busy(self) -> bool:
+        return self.busy_percent_before > QUIET_PERCENT
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{self.cpu}, {self.threads} threads on {self.cores} cores; {versions}"
+        policy = f" (OMP_WAIT_POLICY {self.omp_wait_policy})" if self.omp_wait_policy else ""
+        return f"{self.cpu}, {self.threads} threads on {self.cores} cores{policy}; {versions}"
 
 
 def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
@@ -40,7 +52,8 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor() or platform.machine()
     versions = {name: importlib.metadata.version(name) for name in VERSIONED}
-    return Machine(cpu, available_cores(), threads, psutil.cpu_percent(watch_seconds), versions)
+    busy_percent = psutil.cpu_percent(watch_seconds)
+    return Machine(cpu, available_cores(), threads, busy_percent, os.environ.get(OMP_WAIT_POLICY), versions)
 
 
 def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -> list[str]:
@@ -51,9 +64,9 @@ def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -
     available = psutil.virtual_memory().available
     line = f"needs about {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} GB are available"
     lines = [f"{line}; --one-at-a-time needs {largest / 1e9:.1f} GB" if largest < needed > available else line]
-    if machine.busy_percent_before > QUIET_PERCENT:
+    if machine.is_busy:
         lines.append(
-            f"other programs keep the CPU {machine.busy_percent_before:.0f} % busy: do not trust these times. "
-            "torch's threads wait for each other by spinning and suffer most, so ratios would flatter specrt"
+            f"other programs keep the CPU {machine.busy_percent_before:.0f} % busy: do not trust these times. torch "
+            f"suffers most, since its threads spin while they wait ({OMP_WAIT_POLICY}=PASSIVE lets them sleep)"
         )
     return lines

@@ -42,7 +42,7 @@ class _Shown:
             self._bars.advance(self._task, amount)
 
     def note(self, line: str) -> None:
-        self._bars.console.print(line, highlight=False, soft_wrap=True)
+        self._bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def finish(self) -> None:
         if self._task is not None:
@@ -55,7 +55,8 @@ class _Shown:
 def shown_progress() -> Iterator[_Shown]:
     """A ``specrt.exporter.progress.Progress`` on standard error."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         shown = _Shown(bars)
         yield shown
         shown.finish()

@@ -23,6 +23,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.ort import available_cores
 from specrt.engines.spec import match_head_contract, model_contract
 from specrt.runtime.cached import CachedModel
+from specrt.tools.compare import one_line
 
 BANDWIDTH_BYTES = 1 << 30
 
@@ -74,6 +75,7 @@ def measure(
 @click.option("--repeats", default=21, show_default=True)
 @click.option("--threads", default=None, type=int, help="[default: the cores this process may use]")
 @click.option("--json", "as_json", is_flag=True)
+@one_line()
 def main(bundles: tuple[Path, ...], widths: str, past: int, repeats: int, threads: int | None, as_json: bool) -> None:
     """T(M), v(M) and the memory bound of the targets of BUNDLES."""
     threads = threads or available_cores()

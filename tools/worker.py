@@ -97,7 +97,7 @@ def _transformers(settings: Settings) -> tuple[Json, Generate]:
             assistant.generation_config.num_assistant_tokens = request["k"]
         ids = torch.tensor([request["prompt_ids"]])  # [1, N] i64
         clock = _FirstTokens()
-        config = GenerationConfig(
+        config = GenerationConfig(  # type: ignore[no-untyped-call]
             do_sample=False,
             max_new_tokens=request["max_new_tokens"],
             eos_token_id=None if request["ignore_eos"] else list(manifest.eos_token_ids) or None,
@@ -127,7 +127,7 @@ def _load(entry: ModelEntry, dtype: str) -> Any:
     from specrt.exporter.source import find_source
 
     model = find_source(entry.source, entry.revision).load_model({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    model.generation_config = GenerationConfig()
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return model
 
 

@@ -9,7 +9,7 @@ from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_nor
 
 from specrt.engines.spec import ModelSpec
 from specrt.exporter.passes.lm_head import read_tied_table
-from specrt.exporter.passes.packing import pack_qkv
+from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
 from specrt.exporter.passes.rotary import fold_rotary
 
@@ -23,4 +23,5 @@ def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     drop_round_trips(model)
     read_tied_table(model)
     pack_qkv(model)
+    pack_shared_inputs(model)
     return model

@@ -1,6 +1,7 @@
 """Projections of one input become one matmul: fewer and larger ones keep the memory bus busy.
 
 Queries, keys and values:  three MatMul (+ Add) -> one MatMul (+ Add), handed packed to GroupQueryAttention.
+Gate and up, and the like: MatMuls of one input -> one MatMul and a Split.
 Packed weights are concatenated one at a time when the graph is saved, not held beside the originals.
 """
 
@@ -9,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from specrt.exporter.passes.graph import attention_nodes, lazy_initializer, producer, remove_unused
+from specrt.exporter.passes.graph import (
+    add_initializer,
+    attention_nodes,
+    lazy_initializer,
+    producer,
+    remove_unused,
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,34 @@ def pack_qkv(model: ir.Model) -> ir.Model:
             node.replace_input_with(2, None)
     remove_unused(model)
     return model
+
+
+def pack_shared_inputs(model: ir.Model) -> ir.Model:
+    """Join the remaining matmuls that read the same value."""
+    groups: dict[ir.Value, list[ir.Node]] = {}
+    for node in model.graph:
+        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        if weight is not None and weight.const_value is not None and len(weight.uses()) == 1:
+            groups.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
+    for source, nodes in groups.items():
+        if len(nodes) > 1:
+            _join(model, source, nodes)
+    remove_unused(model)
+    return model
+
+
+def _join(model: ir.Model, source: ir.Value, nodes: list[ir.Node]) -> None:
+    weights = [weight for node in nodes if (weight := node.inputs[1]) is not None]
+    widths = [weight.const_value.numpy().shape[-1] for weight in weights if weight.const_value is not None]
+    name = f"packed.{weights[0].name}"
+    sizes = add_initializer(model, f"{name}.sizes", np.array(widths, np.int64))
+    product = ir.node("MatMul", [source, lazy_initializer(model, name, weights)])
+    split = ir.node("Split", [product.outputs[0], sizes], attributes={"axis": -1}, num_outputs=len(nodes))
+    model.graph.insert_before(nodes[0], [product, split])
+    for node, part in zip(nodes, split.outputs, strict=True):
+        part.shape, part.type = node.outputs[0].shape, node.outputs[0].type
+        ir.convenience.replace_all_uses_with(node.outputs[0], part)
+        model.graph.remove(node, safe=True)
 
 
 def _projection(rows: ir.Value | None) -> _Projection | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specrt.engines import load as backends
 from specrt.engines.errors import BackendError, BundleError, UsageError
@@ -109,14 +109,17 @@ def entry(role: str) -> ModelEntry:
     )
 
 
-def write_bundle(folder: Path, draft: str, eos: Sequence[int]) -> Path:
+def write_bundle(folder: Path, draft: str, eos: Sequence[int], ending: str = "") -> Path:
+    """A bundle whose token ``i`` is the word ``wi``; with an ``ending``, the words are spelled in bytes and end so."""
     names = ["target/model", "target/reference", "draft/model", "draft/reference", "heads/match", "tokenizer.json"]
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
-    words = {f"w{index}": index for index in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    words = {f"w{index}{ending}": index for index in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=f"w0{ending}"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if ending:
+        tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -141,11 +144,11 @@ Open = Callable[..., Runtime]
 
 @pytest.fixture
 def open_bundle(tmp_path: Path, backend: Backend) -> Iterator[Open]:
-    """``open_bundle(draft="model", eos=())``: a new bundle, opened and closed at the end."""
+    """``open_bundle(draft="model", eos=(), ending="")``: a new bundle, opened and closed at the end."""
     opened: list[Runtime] = []
 
-    def make(draft: str = "model", eos: Sequence[int] = ()) -> Runtime:
-        opened.append(load(write_bundle(tmp_path / str(len(opened)), draft, eos)))
+    def make(draft: str = "model", eos: Sequence[int] = (), ending: str = "") -> Runtime:
+        opened.append(load(write_bundle(tmp_path / str(len(opened)), draft, eos, ending)))
         return opened[-1]
 
     yield make
@@ -232,6 +235,16 @@ def test_a_stream_s_pieces_are_the_text_and_its_ids_grow_with_them(open_bundle: 
     assert stream.result.text == "".join(pieces)
     assert stream.result.token_ids == stream.token_ids == plain(PROMPT, 20)
     assert stream.result.stats.total_ms >= stream.result.stats.verify_ms > 0
+
+
+def test_what_the_text_holds_back_comes_at_the_end(open_bundle: Open) -> None:
+    """Each token ends with the first of two bytes of a character, here spelled as the byte-level alphabet does."""
+    stream = open_bundle(ending="\u00c3").stream(PROMPT, max_new_tokens=3)
+    first, second, third = (f"w{token}" for token in plain(PROMPT, 3))
+    pieces = list(stream)
+    assert pieces[0] == first
+    assert pieces[-1] == "\N{REPLACEMENT CHARACTER}"
+    assert stream.result.text == "".join(pieces) == "\N{REPLACEMENT CHARACTER}".join([first, second, third, ""])
 
 
 # --- one sequence after and beside another -------------------------------------------------------------------------

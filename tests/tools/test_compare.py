@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from specrt.tools.machine import Machine, notes
 from specrt.tools.prompts import Prompt
 from specrt.tools.scores import Difference, Score, first_difference, score
 
-MACHINE = Machine("a CPU", 2, 1, 0.0, {})
+MACHINE = Machine("a CPU", 2, 1, 0.0, None, {})
 CATEGORIES = ["chat", "math"]
 ECHO = """
 import json, sys
@@ -253,13 +254,14 @@ def test_a_lineup_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path
 @pytest.mark.parametrize("name", ["k", "threads", "max_new_tokens", "repeats"])
 def test_settings_are_positive(name: str) -> None:
     with pytest.raises(UsageError, match="got 0, expected 1 or more"):
-        Settings(**{"k": 1, "threads": 1, name: 0})
+        replace(Settings(1, 1), **{name: 0})  # type: ignore[arg-type]
 
 
 def test_a_busy_machine_is_told() -> None:
     assert len(notes(MACHINE, [1, 2], False)) == 1
-    busy = Machine("a CPU", 2, 1, 55.0, {})
+    busy = Machine("a CPU", 2, 1, 55.0, "PASSIVE", {})
     assert "do not trust these times" in notes(busy, [1], False)[1]
+    assert "OMP_WAIT_POLICY PASSIVE" in str(busy)
 
 
 def test_too_little_memory_names_the_way_out() -> None:

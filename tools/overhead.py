@@ -1,0 +1,83 @@
+"""``python -m specrt.tools.overhead``: what the loop itself costs a round, and what importing and loading cost.
+
+The engines are fakes that count the time they take; the rest of a round's time is the loop's own: drafting by n-gram,
+writing inputs, judging, committing, rolling back, streaming text excluded.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import click
+
+from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
+from specrt.engines.seam import Array
+from specrt.runtime.cached import CachedModel
+from specrt.runtime.drafters import NGramDrafter
+from specrt.runtime.result import Stats
+from specrt.runtime.round import Limits, generate_tokens
+
+VOCAB_SIZE = 64
+NUM_TOKENS = 2000
+K = 5
+
+
+class _Timed:
+    """Adds up the time that the engines of a class spend in ``compute``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, engine: FakeEngine | FakeHead) -> None:
+        compute = engine.compute
+
+        def timed(host: Mapping[str, Array], width: int, rows: int) -> None:
+            started = time.perf_counter()
+            compute(host, width, rows)
+            self.seconds += time.perf_counter() - started
+
+        engine.compute = timed  # type: ignore[method-assign]
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    """A text that repeats itself with a change now and then: some drafts are accepted whole, some in part, some not."""
+    position = len(prefix)
+    return (position % 11 + position // 97) % VOCAB_SIZE
+
+
+def loop_cost_us() -> float:
+    """Microseconds a round that are spent outside the engines."""
+    spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
+    engine, head, clock = FakeEngine(spec, next_token), FakeHead(spec), _Timed()
+    clock.wrap(engine)
+    clock.wrap(head)
+    model, stats = CachedModel(engine, head, 0, spec), Stats()
+    limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
+    started = time.perf_counter()
+    for _ in generate_tokens([1, 2, 3], model, NGramDrafter(), limits, stats):
+        pass
+    return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
+
+
+def import_ms(statement: str) -> float:
+    """Milliseconds of ``statement`` in a fresh interpreter, its start not counted."""
+    code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(7)]
+    return statistics.median(float(run.stdout) for run in runs) * 1e3
+
+
+@click.command()
+def main() -> None:
+    """The loop's own cost and the cost of importing."""
+    costs = sorted(loop_cost_us() for _ in range(9))
+    click.echo(f"loop: {statistics.median(costs):.0f} us a round outside the engines (K = {K}, n-gram drafts, 9 runs)")
+    click.echo(f"import specrt: {import_ms('import specrt'):.1f} ms")
+    click.echo(f"import specrt.runtime.runtime: {import_ms('import specrt.runtime.runtime'):.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
