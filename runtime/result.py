@@ -11,8 +11,8 @@ class Stats:
     """Counters of one generation; times in ms.
 
     ``drafted`` counts tokens that were verified, ``accepted`` those of them that were emitted, ``rounds`` target
-    passes after the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own`` counts the
-    target's own tokens that rounds emitted.
+    passes after the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own``
+    counts the target's own tokens that rounds emitted.
     """
 
     prompt_tokens: int = 0

@@ -11,6 +11,7 @@ import click
 
 from specrt import __version__
 from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
+from specrt.engines.hugepages import restart_with_huge_pages
 
 MAX_THREADS = 1024
 
@@ -169,5 +170,12 @@ def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
     return parsed
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The entry point. Generation starts over once, so that its weights lie on huge pages."""
+    if sys.argv[1:2] == ["generate"]:
+        restart_with_huge_pages()
     main()
+
+
+if __name__ == "__main__":
+    run()

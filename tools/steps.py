@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.load import choose_backend, load_engine
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.ort import available_cores
@@ -103,4 +104,5 @@ def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwi
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     main()

@@ -183,13 +183,14 @@ def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, P
         return {"target": save_tiny_model(root / "mamba", config)}, {}
     if case == "draft of another family":
         return models, {"draft": str(_other_family(models, root / "other"))}
-    return models, {
+    options: dict[str, dict[str, Any]] = {
         "K of 0": {"num_speculative_tokens": 0},
         "context beyond the model's": {"max_seq_len": 257},
         "bf16 on the CPU": {"dtype": "bf16"},
         "unknown backend": {"backend": "nothing"},
         "revision of a local path": {"revision": "main"},
-    }[case]
+    }
+    return models, options[case]
 
 
 REFUSALS: dict[str, type[SpecrtError]] = {
