@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,17 @@ def test_json_is_one_object_with_the_same_ids_for_every_draft(tiny_bundle: Path,
     assert (data["token_ids"], data["text"]) == (expected.token_ids, expected.text)
     metrics = {"mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "tokens_per_s", "rounds"}
     assert metrics <= set(data["stats"])
+
+
+def test_ctrl_c_exits_with_130_and_one_line(tiny_bundle: Path) -> None:
+    """While the prompt is awaited on standard input, so that the moment does not matter."""
+    command = [sys.executable, "-m", "specrt.tools.cli", "generate", str(tiny_bundle), "--prompt", "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (130, "", "specrt: interrupted\n")
 
 
 def test_a_dash_reads_the_prompt_from_standard_input(tiny_bundle: Path, expected: Any) -> None:

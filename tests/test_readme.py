@@ -1,0 +1,53 @@
+"""What the README tells a reader to type is run here, on a tiny pair."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import save_tiny_model
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models that stand for the README's TARGET and DRAFT."""
+    root = tmp_path_factory.mktemp("readme")
+    save_tiny_model(root / "TARGET")
+    save_tiny_model(root / "DRAFT", num_hidden_layers=1)
+    return root
+
+
+def test_commands_and_code_of_the_readme(place: Path) -> None:
+    commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
+    assert [shlex.split(command)[1] for command in commands] == ["export", "generate", "inspect"]
+    for command in commands:
+        arguments = shlex.split(command, comments=True)[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "specrt.tools.cli", *arguments],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert done.stdout.strip()
+    (code,) = (text for kind, text in BLOCKS if kind == "python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " length " in done.stdout or " stop " in done.stdout
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {"demo", "test", "demo-pair"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
