@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -198,15 +197,16 @@ def test_json_is_one_object_with_the_same_ids_for_every_draft(tiny_bundle: Path,
     assert metrics <= set(data["stats"])
 
 
-def test_ctrl_c_exits_with_130_and_one_line(tiny_bundle: Path) -> None:
-    """While the prompt is awaited on standard input, so that the moment does not matter."""
-    command = [sys.executable, "-m", "specrt.tools.cli", "generate", str(tiny_bundle), "--prompt", "-"]
+def test_ctrl_c_exits_with_130_and_one_line(tiny_bundle: Path, tmp_path: Path) -> None:
+    """While the prompt is awaited from a pipe: the test's end opens when the command has opened its own."""
+    fifo = tmp_path / "prompt"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "specrt.tools.cli", "generate", str(tiny_bundle), "--prompt-file", str(fifo)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        time.sleep(2)
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process, fifo.open("w"):
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (130, "", "specrt: interrupted\n")
+    assert (process.returncode, output, errors.strip()) == (130, "", "specrt: interrupted")
 
 
 def test_a_dash_reads_the_prompt_from_standard_input(tiny_bundle: Path, expected: Any) -> None:
