@@ -185,7 +185,7 @@ def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, P
         return models, {"draft": str(_other_family(models, root / "other"))}
     options: dict[str, dict[str, Any]] = {
         "K of 0": {"num_speculative_tokens": 0},
-        "context beyond the model's": {"max_seq_len": 257},
+        "context beyond the model's": {"max_seq_len": 100_000},
         "bf16 on the CPU": {"dtype": "bf16"},
         "unknown backend": {"backend": "nothing"},
         "revision of a local path": {"revision": "main"},
