@@ -11,6 +11,7 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from specrt.engines.errors import (
 from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.exporter.export import ExportOptions, export
-from specrt.exporter.reference import check_parity, graph_logits
+from specrt.exporter.reference import check_parity, graph_logits, reference_logits
 from tests.tiny import save_tiny_model
 
 K = 4
@@ -145,6 +146,30 @@ def test_a_graph_that_answers_otherwise_is_refused(pair: Path) -> None:
     logits[11, 3] += 0.01 * np.abs(logits).max()
     with pytest.raises(ParityError, match="differ from the torch model"):
         check_parity(pair / entry.graph, entry.spec, stored["ids"], logits, threads=1)
+
+
+class _Unsteady:
+    """A model whose passes differ ``times`` times before they settle."""
+
+    dtype = torch.float32
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def set_attn_implementation(self, name: str) -> None: ...
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        self.left -= 1
+        logits = torch.ones(1, input_ids.shape[1], 4) + max(self.left, 0) * 1e-3
+        return SimpleNamespace(logits=logits)
+
+
+def test_reference_is_what_two_passes_agree_on() -> None:
+    ids = np.arange(3)
+    assert (reference_logits(_Unsteady(0), ids) == 1).all()
+    assert (reference_logits(_Unsteady(2), ids) == 1).all()
+    with pytest.raises(ParityError, match="other logits at every pass"):
+        reference_logits(_Unsteady(9), ids)
 
 
 def _other_family(models: dict[str, Path], folder: Path) -> Path:
