@@ -50,9 +50,7 @@ def reference_logits(model: Any, ids: Array) -> Array:
     for _ in range(4):
         previous, logits = logits, _forward(model, ids)
         if not np.isfinite(logits).all():
-            raise ParityError(
-                f"the model's own logits in {model.dtype} are not finite; export in --dtype fp32 (bf16 on a GPU backend)"
-            )
+            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in --dtype fp32")
         if np.array_equal(previous, logits):
             return logits
     raise ParityError("the torch model gives other logits at every pass, so nothing can be compared with it")
