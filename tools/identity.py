@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,9 +66,17 @@ def eager_ids(bundle: Path, ids: Sequence[Sequence[int]], ways: Ways, advance: A
 
 
 def check_identity(
-    bundle: Path, prompts: Sequence[Prompt], ways: Ways, eager: bool, advance: Advance = lambda step: None
+    bundle: Path,
+    prompts: Sequence[Prompt],
+    ways: Ways,
+    eager: bool,
+    advance: Advance = lambda step: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[Check]:
-    """A check for each way. The reference is transformers in fp32, or plain decoding where ``eager`` is False."""
+    """A check for each way. The reference is transformers in fp32, or plain decoding where ``eager`` is False.
+
+    ``tell`` gets a line as each way is done: a check of a large model takes long, and may be interrupted.
+    """
     manifest = manifest_from_bundle(bundle)
     ids = encode_prompts(prompts, bundle, manifest, ways.max_new_tokens)
     expected: list[tuple[int, ...]] = eager_ids(bundle, ids, ways, advance) if eager else []
@@ -87,6 +95,7 @@ def check_identity(
             got = list(answers(draft, k))
             expected = expected or got
             checks.append(_check(draft, k, prompts, expected, got))
+            tell(f"{checks[-1].name}: {checks[-1].num_equal} of {len(prompts)} prompts the same")
         return checks
 
 
@@ -157,7 +166,7 @@ def main(
     eager = reference == "eager"
     num_steps = len(prompts) * (len(ways.pairs) + eager) + eager
     with shown_steps(num_steps) as advance:
-        checks = check_identity(bundle, prompts, ways, eager, advance)
+        checks = check_identity(bundle, prompts, ways, eager, advance, lambda line: click.echo(line, err=True))
     print_checks(checks, "transformers in fp32" if eager else "plain decoding")
     if json_file is not None:
         rows = [asdict(check) for check in checks]

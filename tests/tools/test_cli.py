@@ -253,7 +253,10 @@ def test_identity_exits_with_1_on_a_fork(tiny_bundle: Path, monkeypatch: pytest.
     result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
     assert result.exit_code == 1
     assert re.search(r"^ngram, K = 4 forks in chat, position \d: expected id \d", result.stdout, re.MULTILINE)
-    assert result.stderr.startswith("specrt: error: 2 of 2 texts are not the target's own")
+    told = result.stderr.splitlines()
+    assert told[:2] == ["plain: 0 of 1 prompts the same", "ngram, K = 4: 0 of 1 prompts the same"]
+    assert told[2].startswith("specrt: error: 2 of 2 texts are not the target's own")
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize("options", [["--k", "5"], ["--k", "0"], ["--k", "a"], ["--drafts", "oracle"]])
