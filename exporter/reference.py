@@ -42,8 +42,8 @@ def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
 def reference_logits(model: Any, ids: Array) -> Array:
     """Logits [N, V] f32 of the torch model over ``ids``, with its own attention and without a cache.
 
-    Two passes in a row must agree to the last bit: once in a dozen exports torch's first pass was off by 1e-4 of the
-    largest logit at some positions, and these figures are kept. Raises ``ParityError``.
+    Two passes in a row must agree to the last bit: torch's pass was once seen off by 1e-4 of the largest logit at
+    some positions, and these figures are kept. Raises ``ParityError``.
     """
     model.set_attn_implementation("eager")
     logits = _forward(model, ids)
