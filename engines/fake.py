@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from specrt.engines import heads, oracle
 from specrt.engines.seam import Array, allocate, check_shared
 from specrt.engines.spec import (
     INPUT_IDS,
@@ -18,19 +19,20 @@ from specrt.engines.spec import (
     NUM_ACCEPTED,
     POSITION_IDS,
     ROW_INDICES,
+    ROWS,
     SEQLENS_K,
     TOKENS,
     TOTAL_SEQUENCE_LENGTH,
     Contract,
     KVLayer,
     ModelSpec,
-    match_head_contract,
     model_contract,
     past_name,
     plan_buffers,
 )
 
-NextToken = Callable[[Sequence[int]], int]
+# The next token after a prefix, or its logits [V] f32
+NextToken = Callable[[Sequence[int]], int | Array]
 
 
 def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_width: int = 16) -> ModelSpec:
@@ -38,16 +40,6 @@ def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_widt
     return ModelSpec(
         vocab_size, max_seq_len, max_seq_len + k, max(max_width, k + 2), k + 1, "float32", (KVLayer(1, 1),)
     )
-
-
-def match(logits: Array, drafted_row_ids: Array) -> tuple[Array, int]:
-    """The ``match`` rule in numpy: (argmax of each row, number of leading rows whose *next* id equals it).
-
-    ``logits`` is [R, V] f32, ``drafted_row_ids`` [R] i64 the id fed at each row. Ties go to the first maximum.
-    """
-    tokens = np.argmax(logits, axis=-1)  # [R]
-    hits = tokens[:-1] == drafted_row_ids[1:]  # [R - 1]
-    return tokens, int(np.argmin(np.append(hits, False)))
 
 
 class _Binding:
@@ -90,7 +82,7 @@ class _Engine:
 
 
 class FakeEngine(_Engine):
-    """A model whose argmax after a prefix is ``next_token(prefix)``."""
+    """A model whose argmax after a prefix is ``next_token(prefix)``, or whose logits are, when that is an array."""
 
     def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
         super().__init__(model_contract(spec))
@@ -116,15 +108,105 @@ class FakeEngine(_Engine):
         logits[:] = 0
         for row, index in enumerate(indices):
             prefix = cache[: start + int(index) + 1].astype(np.int64).tolist()
-            logits[row, self.next_token(prefix)] = 1
+            following = self.next_token(prefix)
+            if isinstance(following, np.ndarray):
+                logits[row] = following
+            else:
+                logits[row, following] = 1
 
 
 class FakeHead(_Engine):
-    """The ``match`` head in numpy."""
+    """A head in numpy, by its oracle. ``vocab_size`` is the target's, the model's own by default."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(match_head_contract(spec))
+    def __init__(self, spec: ModelSpec, name: str = heads.MATCH, vocab_size: int | None = None) -> None:
+        vocab_size = spec.vocab_size if vocab_size is None else vocab_size
+        super().__init__(heads.head_contract(name, spec, vocab_size))
+        self._compute, self._vocab_size = _HEADS[name], vocab_size
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        row_ids = host[INPUT_IDS][0, :width][host[ROW_INDICES][:rows]]  # [R]
-        host[TOKENS][:rows], host[NUM_ACCEPTED][0] = match(host[LOGITS][:rows], row_ids)
+        """Judge the last ``rows`` rows of a pass of ``width`` tokens."""
+        rows_of = {name: array[:rows] for name, array in host.items() if name in _BY_ROW}
+        drafted = host[INPUT_IDS][0, :width][host[ROW_INDICES][1:rows]] if INPUT_IDS in host else np.zeros(0, np.int64)
+        self._compute(rows_of, host, drafted, self._vocab_size)
+
+
+# (the buffers' rows, all buffers, drafted ids [R - 1], the target's vocabulary) -> None
+_Head = Callable[[Mapping[str, Array], Mapping[str, Array], Array, int], None]
+_BY_ROW = frozenset(
+    tensor.name
+    for name in heads.HEAD_NAMES
+    for contract in [heads.head_contract(name, fake_spec(), 1)]
+    for tensor in (*contract.inputs, *contract.outputs)
+    if tensor.shape[0] == ROWS
+)
+
+
+def _match(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    rows[TOKENS][:] = oracle.greedy(rows[LOGITS])
+    host[NUM_ACCEPTED][0] = oracle.match(rows[TOKENS], drafted)
+
+
+def _penalties(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    by_id = (heads.CONTEXT_COUNTS, heads.OUTPUT_COUNTS, heads.LOGIT_BIAS, heads.ENDING_LIMIT)
+    scalars = (
+        heads.NUM_UNENDING_ROWS,
+        heads.REPETITION_PENALTY,
+        heads.PRESENCE_PENALTY,
+        heads.FREQUENCY_PENALTY,
+    )
+    arguments = [*(host[name] for name in by_id), *(host[name][0] for name in scalars)]
+    rows[heads.PROCESSED_LOGITS][:] = oracle.penalize(rows[LOGITS], drafted, *arguments)
+
+
+def _softmax(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    probs = oracle.softmax(rows[LOGITS][:, :vocab_size], host[heads.TEMPERATURE][0])
+    _write_probs(rows, probs)
+
+
+def _filter(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    names = (heads.TEMPERATURE, heads.TOP_K, heads.TOP_P, heads.MIN_P)
+    probs = oracle.filtered(rows[LOGITS][:, :vocab_size], *(host[name][0] for name in names))
+    _write_probs(rows, probs)
+    rows[heads.NUCLEUS_IS_LARGER][:] = 0  # numpy sorts them all
+
+
+def _write_probs(rows: Mapping[str, Array], probs: Array) -> None:
+    rows[heads.PROBS][:] = 0
+    rows[heads.PROBS][:, : probs.shape[1]] = probs
+
+
+def _match_sampled(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    uniforms = rows[heads.UNIFORMS][:, [heads.CHUNK, heads.WITHIN]]
+    rows[TOKENS][:] = [oracle.draw(*row) for row in zip(rows[heads.PROBS], *uniforms.T, strict=True)]
+    host[NUM_ACCEPTED][0] = oracle.match(rows[TOKENS], drafted)
+
+
+def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Head:
+    def judge(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+        uniforms = rows[heads.UNIFORMS]
+        eta, final = uniforms[:-1, heads.ACCEPT], (uniforms[0, heads.CHUNK], uniforms[0, heads.WITHIN])
+        verdict = rule(rows[heads.PROBS], rows[heads.DRAFT_PROBS][:-1], drafted, eta, final)
+        host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
+
+    return judge
+
+
+def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    num_top = rows[heads.TOP_IDS].shape[1]
+    names = (heads.TOKEN_LOGPROBS, heads.TOP_LOGPROBS, heads.TOP_IDS)
+    for name, values in zip(names, oracle.logprobs(rows[LOGITS], rows[heads.CHOSEN_IDS], num_top), strict=True):
+        rows[name][:] = values
+
+
+_HEADS: dict[str, _Head] = {
+    heads.MATCH: _match,
+    heads.PENALTIES: _penalties,
+    heads.SOFTMAX: _softmax,
+    heads.FILTER: _filter,
+    heads.FILTER_WIDE: _filter,
+    heads.NUCLEUS: _filter,  # never asked: numpy sorts them all
+    heads.MATCH_SAMPLED: _match_sampled,
+    heads.TOKEN: _by_rule(oracle.token),
+    heads.BLOCK: _by_rule(oracle.block),
+    heads.LOGPROBS: _logprobs,
+}

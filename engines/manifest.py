@@ -8,11 +8,15 @@ from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.errors import BundleError
+from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.spec import ModelSpec, TensorSpec, model_contract
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "bundle.json"
 DRAFT_KINDS = ("ngram", "self", "model")
+# Largest difference to the torch model over the largest |logit|. fp32: kernels sum in another order; fp16 rounds every
+# activation.
+LOGITS_TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class Parity:
 class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
-    ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows.
+    ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
+    maps each head's name to its graph.
     """
 
     source: str
@@ -47,6 +52,7 @@ class ModelEntry:
     bytes_per_pass: int
     reference: str
     parity: Parity
+    heads: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of ``bundle.json``. ``heads`` maps an accept rule to its graph; ``files`` covers every other file."""
+    """The whole of ``bundle.json``; ``files`` covers every other file.
+
+    ``generation_defaults`` are the sampling settings of the model's own generation config, by specrt's names.
+    """
 
     schema_version: int
     specrt_version: str
@@ -86,7 +95,7 @@ class Manifest:
     eos_token_ids: tuple[int, ...]
     target: ModelEntry
     draft: DraftEntry
-    heads: dict[str, str]
+    generation_defaults: dict[str, float]
     tokenizer: TokenizerEntry
     files: dict[str, FileEntry]
 
@@ -131,10 +140,12 @@ def _validate(manifest: Manifest) -> None:
         contract = model_contract(model.spec)
         if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
             raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
+        if missing := sorted(set(HEAD_NAMES) - set(model.heads)):
+            raise ValueError(f"{model.graph}: its head {missing[0]!r} is missing")
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
     named = {manifest.tokenizer.file, manifest.tokenizer.chat_template or manifest.tokenizer.file}
-    named.update(manifest.heads.values(), *((model.graph, model.reference) for model in models))
+    named.update(*((model.graph, model.reference, *model.heads.values()) for model in models))
     if unlisted := sorted(named - set(manifest.files)):
         raise ValueError(f"files: {unlisted[0]!r} is named by the bundle but not listed")

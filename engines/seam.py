@@ -38,7 +38,8 @@ class Engine(Protocol):
     def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Binding:
         """Allocate and bind the buffers of ``slot``; tensors named in ``shared`` use that memory instead of their own.
 
-        Raises ``ValueError`` for a slot that is open already, or shared memory that does not fit the contract.
+        ``shared`` may name other tensors too. Raises ``ValueError`` for a slot that is open already, or shared memory
+        that does not fit the contract.
         """
         ...
 
@@ -52,8 +53,12 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_shared(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
-    """Raise ``ValueError`` unless ``array`` is contiguous and of exactly this dtype and shape."""
-    if not array.flags.c_contiguous or array.dtype != np.dtype(dtype) or array.shape != shape:
+    """Raise ``ValueError`` unless ``array`` is contiguous, of this dtype, and begins with an array of ``shape``.
+
+    It may be longer in its first dimension: a head for fewer rows reads the first rows of a pass.
+    """
+    fits = len(array.shape) == len(shape) and array.shape[1:] == shape[1:] and array.shape[0] >= shape[0]
+    if not array.flags.c_contiguous or array.dtype != np.dtype(dtype) or not fits:
         raise ValueError(
             f"shared buffer {name}: got {array.dtype}{list(array.shape)}, expected contiguous {dtype}{list(shape)}"
         )

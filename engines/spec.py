@@ -119,21 +119,6 @@ def model_contract(spec: ModelSpec) -> Contract:
     return Contract(tuple(inputs), tuple(outputs), spec.limits)
 
 
-def match_head_contract(spec: ModelSpec) -> Contract:
-    """The contract of the ``match`` head: the target's own token of each row, and how many drafted ones equal it.
-
-    Its three inputs are the very buffers of the pass it judges: row ``i`` of the logits was computed after
-    ``input_ids[row_indices[i]]``, and the drafted token it judges is ``input_ids[row_indices[i + 1]]``.
-    """
-    inputs = (
-        TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size)),
-        TensorSpec(INPUT_IDS, "int64", (1, WIDTH)),
-        TensorSpec(ROW_INDICES, "int64", (ROWS,)),
-    )
-    outputs = (TensorSpec(TOKENS, "int64", (ROWS,)), TensorSpec(NUM_ACCEPTED, "int64", (1,)))
-    return Contract(inputs, outputs, spec.limits)
-
-
 @dataclass(frozen=True)
 class Buffer:
     """One allocation. ``owner`` is ``self`` when the binding allocates it, else ``shared`` (another binding's)."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import psutil
 
@@ -26,9 +25,9 @@ from specrt.engines.manifest import (
 from specrt.engines.ort import available_cores
 from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
 from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
-from specrt.exporter.heads import match_head
+from specrt.exporter.heads import write_heads
 from specrt.exporter.observe import Observation, observe
-from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids
+from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.progress import Progress, Silent
@@ -107,10 +106,9 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     plans = [target, *([draft] if draft else [])]
     _check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
-        models = [_export_model(plan, folder, progress) for plan in plans]
+        heads = _write_heads(plans, folder)
+        models = [_export_model(plan, folder, heads[plan.role], progress) for plan in plans]
         tokenizer = _write_tokenizer(target.source, folder)
-        (folder / "heads").mkdir()
-        onnx.save(match_head(), folder / "heads" / "match.onnx")
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
         manifest = Manifest(
@@ -123,7 +121,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             eos_token_ids=eos,
             target=models[0],
             draft=DraftEntry(kind, models[1] if draft else None),
-            heads={"match": "heads/match.onnx"},
+            generation_defaults=generation_defaults(target.source.generation_config()),
             tokenizer=tokenizer,
             files=file_entries(folder, progress.advance),
         )
@@ -180,7 +178,19 @@ def _check_resources(plans: list[_Plan], output: Path, progress: Progress) -> No
     check_disk(output, disk)
 
 
-def _export_model(plan: _Plan, folder: Path, progress: Progress) -> ModelEntry:
+def _write_heads(plans: list[_Plan], folder: Path) -> dict[str, dict[str, str]]:
+    """The heads of each role; a draft with as many ids as the target uses the target's."""
+    vocab_size = plans[0].spec.vocab_size
+    own = write_heads(folder, "heads", plans[0].spec, vocab_size)
+    return {
+        plan.role: own
+        if plan.spec.vocab_size == vocab_size
+        else write_heads(folder, f"heads/{plan.role}", plan.spec, vocab_size)
+        for plan in plans
+    }
+
+
+def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
     """Load, record the reference, trace, optimize, save, free, then compare the written graph with the reference."""
     role, source, spec = plan.role, plan.source, plan.spec
     (folder / role).mkdir()
@@ -216,6 +226,7 @@ def _export_model(plan: _Plan, folder: Path, progress: Progress) -> ModelEntry:
         bytes_per_pass=read_bytes,
         reference=f"{role}/reference.npz",
         parity=parity,
+        heads=heads,
     )
 
 

@@ -45,6 +45,15 @@ def eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> tuple[int, .
     return tuple(sorted(token_id for token_id in found if token_id >= 0))
 
 
+def generation_defaults(generation_config: Any) -> dict[str, float]:
+    """The sampling settings of a transformers generation config (or None), by the names of specrt's options."""
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    found = {name: getattr(generation_config, name, None) for name in names}
+    if getattr(generation_config, "do_sample", None) is False:
+        found = {"temperature": 0, "repetition_penalty": found["repetition_penalty"]}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
 def check_pair(
     target_eos_ids: Sequence[int], draft_eos_ids: Sequence[int], target_max_seq_len: int, draft_max_seq_len: int
 ) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from specrt.engines.errors import ParityError
-from specrt.engines.manifest import Parity
+from specrt.engines.manifest import LOGITS_TOLERANCE, Parity
 from specrt.engines.ort import OrtEngine
 from specrt.engines.seam import Array
 from specrt.engines.spec import (
@@ -25,8 +25,6 @@ from specrt.engines.spec import (
 
 NUM_POSITIONS = 48
 STORED_POSITIONS = (7, 23, 46, 47)
-# Largest |graph - torch| over the largest |logit|. fp32: kernels sum in another order; fp16 rounds every activation.
-TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
     "In 1969, two people walked on the Moon; twelve have done so since, and all came back. Why? "
@@ -79,7 +77,7 @@ def check_parity(graph: Path, spec: ModelSpec, ids: Array, expected: Array, thre
     error = float(np.abs(got - expected).max())
     scale = float(np.abs(expected).max())
     agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
-    if error > TOLERANCE[spec.dtype] * scale:
+    if error > LOGITS_TOLERANCE[spec.dtype] * scale:
         raise ParityError(
             f"{graph.name}: logits differ from the torch model by {error:.3g} (largest logit {scale:.3g}), more than "
             f"rounding in {spec.dtype}; please report this model"

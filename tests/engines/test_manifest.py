@@ -13,6 +13,7 @@ import pytest
 from specrt.engines.codec import to_json
 from specrt.engines.errors import BundleError
 from specrt.engines.fake import fake_spec
+from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -28,7 +29,7 @@ from specrt.engines.manifest import (
 from specrt.engines.spec import model_contract
 
 
-def model_entry(folder: str) -> ModelEntry:
+def model_entry(folder: str, heads: str) -> ModelEntry:
     spec = fake_spec()
     contract = model_contract(spec)
     return ModelEntry(
@@ -43,14 +44,15 @@ def model_entry(folder: str) -> ModelEntry:
         bytes_per_pass=1 << 19,
         reference=f"{folder}/reference.npz",
         parity=Parity(8, 1e-5, 20.0, 1.0),
+        heads={name: f"{heads}/{name}.onnx" for name in HEAD_NAMES},
     )
 
 
 def full_manifest() -> Manifest:
-    """A target and a draft model: every key of the schema has a value."""
-    target, draft = model_entry("target"), model_entry("draft")
-    models = (target.graph, target.reference, draft.graph, draft.reference)
-    names = (*models, "heads/match.onnx", "tokenizer/tokenizer.json", "tokenizer/chat.jinja")
+    """A target and a draft model with heads of its own: every key of the schema has a value."""
+    target, draft = model_entry("target", "heads"), model_entry("draft", "heads/draft")
+    models = [name for model in (target, draft) for name in (model.graph, model.reference, *model.heads.values())]
+    names = (*models, "tokenizer/tokenizer.json", "tokenizer/chat.jinja")
     return Manifest(
         schema_version=SCHEMA_VERSION,
         specrt_version="0.1.0",
@@ -61,7 +63,7 @@ def full_manifest() -> Manifest:
         eos_token_ids=(2, 7),
         target=target,
         draft=DraftEntry("model", draft),
-        heads={"match": "heads/match.onnx"},
+        generation_defaults={"temperature": 0.6, "top_k": 20.0},
         tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", "<s>", None),
         files={name: FileEntry(10, "0" * 64) for name in names},
     )
@@ -95,6 +97,26 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path, manifest: Manifest) 
     assert manifest_from_bundle(tmp_path) == manifest
 
 
+def test_models_may_share_heads(tmp_path: Path) -> None:
+    manifest = full_manifest()
+    assert manifest.draft.model is not None
+    draft = dataclasses.replace(manifest.draft.model, heads=manifest.target.heads)
+    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("heads/draft/")}
+    shared = dataclasses.replace(manifest, draft=DraftEntry("model", draft), files=files)
+    write(tmp_path, manifest_text(shared))
+    assert manifest_from_bundle(tmp_path) == shared
+
+
+@pytest.mark.parametrize(("defaults", "expected"), [({}, {}), ({"temperature": 0, "top_k": 50}, [0.0, 50.0])])
+def test_generation_defaults_are_numbers(tmp_path: Path, defaults: dict[str, Any], expected: Any) -> None:
+    """Whole ones too, as another program may write them."""
+    data = json.loads(manifest_text(full_manifest()))
+    write(tmp_path, json.dumps({**data, "generation_defaults": defaults}))
+    found = manifest_from_bundle(tmp_path).generation_defaults
+    assert found == dict(zip(defaults, expected, strict=True))
+    assert {type(value) for value in found.values()} <= {float}
+
+
 def test_a_missing_folder(tmp_path: Path) -> None:
     assert "no such bundle folder" in refusal(tmp_path / "absent")
 
@@ -122,7 +144,7 @@ def test_a_manifest_without_a_schema_version(tmp_path: Path, text: str) -> None:
     assert "schema version None" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, str(SCHEMA_VERSION), None])
+@pytest.mark.parametrize("version", [0, 1, SCHEMA_VERSION + 1, str(SCHEMA_VERSION), True, None])
 def test_an_unknown_schema_version_is_refused_before_its_keys_are_read(tmp_path: Path, version: object) -> None:
     write(tmp_path, json.dumps({"schema_version": version, "unheard_of": 1}))
     assert f"schema version {version!r}, this specrt reads {SCHEMA_VERSION}" in refusal(tmp_path)
@@ -140,8 +162,8 @@ def mistyped_key(data: dict[str, Any]) -> None:
     data["files"]["target/model.onnx"]["num_bytes"] = "10"
 
 
-def version_as_a_bool(data: dict[str, Any]) -> None:
-    data["schema_version"] = True
+def version_as_a_float(data: dict[str, Any]) -> None:
+    data["schema_version"] = float(SCHEMA_VERSION)
 
 
 def renamed_input(data: dict[str, Any]) -> None:
@@ -188,8 +210,72 @@ def unlisted_reference(data: dict[str, Any]) -> None:
     del data["files"]["draft/reference.npz"]
 
 
+def heads_of_the_bundle(data: dict[str, Any]) -> None:
+    data["heads"] = {"match": "heads/match.onnx"}
+
+
+def model_without_heads(data: dict[str, Any]) -> None:
+    del data["target"]["heads"]
+
+
+def missing_head(data: dict[str, Any]) -> None:
+    del data["target"]["heads"]["nucleus"]
+
+
+def missing_head_of_the_draft(data: dict[str, Any]) -> None:
+    del data["draft"]["model"]["heads"]["block"]
+
+
+def no_heads(data: dict[str, Any]) -> None:
+    data["target"]["heads"] = {}
+
+
+def heads_in_a_list(data: dict[str, Any]) -> None:
+    data["target"]["heads"] = ["heads/match.onnx"]
+
+
+def head_without_a_path(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["heads"]["token"] = None
+
+
 def unlisted_head(data: dict[str, Any]) -> None:
-    data["heads"]["block"] = "heads/block.onnx"
+    del data["files"]["heads/block.onnx"]
+
+
+def unlisted_head_of_the_draft(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["heads"]["match"] = "heads/mine.onnx"
+
+
+def unlisted_head_of_another_name(data: dict[str, Any]) -> None:
+    data["target"]["heads"]["guess"] = "heads/guess.onnx"
+
+
+def head_outside(data: dict[str, Any]) -> None:
+    data["target"]["heads"]["match"] = "../match.onnx"
+
+
+def without_generation_defaults(data: dict[str, Any]) -> None:
+    del data["generation_defaults"]
+
+
+def defaults_in_a_list(data: dict[str, Any]) -> None:
+    data["generation_defaults"] = [["temperature", 0.7]]
+
+
+def default_in_words(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["temperature"] = "0.7"
+
+
+def default_of_none(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["top_p"] = None
+
+
+def default_of_yes(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["top_k"] = True
+
+
+def nested_default(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["min_p"] = {"value": 0.1}
 
 
 def unlisted_tokenizer(data: dict[str, Any]) -> None:
@@ -206,7 +292,7 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (unknown_key, "Manifest.target.spec: unknown key 'colour'"),
         (missing_key, "Manifest.tokenizer: key 'file' is missing"),
         (mistyped_key, "Manifest.files.target/model.onnx.num_bytes: got str, expected int"),
-        (version_as_a_bool, "Manifest.schema_version: got bool, expected int"),
+        (version_as_a_float, "Manifest.schema_version: got float, expected int"),
         (renamed_input, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
         (output_without_alias, "draft/model.onnx: its inputs and outputs are not those that its spec implies"),
         (smaller_vocabulary, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
@@ -218,7 +304,23 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (absolute_file, "files: '/secret' leads out of the bundle"),
         (graph_outside, "files: '../model.onnx' is named by the bundle but not listed"),
         (unlisted_reference, "files: 'draft/reference.npz' is named by the bundle but not listed"),
+        (heads_of_the_bundle, "Manifest: unknown key 'heads'"),
+        (model_without_heads, "Manifest.target: key 'heads' is missing"),
+        (missing_head, "target/model.onnx: its head 'nucleus' is missing"),
+        (missing_head_of_the_draft, "draft/model.onnx: its head 'block' is missing"),
+        (no_heads, "target/model.onnx: its head 'block' is missing"),
+        (heads_in_a_list, "Manifest.target.heads: got list, expected dict"),
+        (head_without_a_path, "Manifest.draft.model.heads.token: got NoneType, expected str"),
         (unlisted_head, "files: 'heads/block.onnx' is named by the bundle but not listed"),
+        (unlisted_head_of_the_draft, "files: 'heads/mine.onnx' is named by the bundle but not listed"),
+        (unlisted_head_of_another_name, "files: 'heads/guess.onnx' is named by the bundle but not listed"),
+        (head_outside, "files: '../match.onnx' is named by the bundle but not listed"),
+        (without_generation_defaults, "Manifest: key 'generation_defaults' is missing"),
+        (defaults_in_a_list, "Manifest.generation_defaults: got list, expected dict"),
+        (default_in_words, "Manifest.generation_defaults.temperature: got str, expected float"),
+        (default_of_none, "Manifest.generation_defaults.top_p: got NoneType, expected float"),
+        (default_of_yes, "Manifest.generation_defaults.top_k: got bool, expected float"),
+        (nested_default, "Manifest.generation_defaults.min_p: got dict, expected float"),
         (unlisted_tokenizer, "files: 'tokenizer.json' is named by the bundle but not listed"),
         (unlisted_chat_template, "files: 'tokenizer/chat.jinja' is named by the bundle but not listed"),
     ],

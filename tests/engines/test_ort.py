@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from onnx import TensorProto, helper, numpy_helper
 
+from specrt.engines import oracle
 from specrt.engines.errors import BundleError
-from specrt.engines.fake import match
+from specrt.engines.heads import HEAD_NAMES, MATCH, head_contract
 from specrt.engines.ort import OrtBinding, OrtEngine
 from specrt.engines.seam import Array, Binding
 from specrt.engines.spec import (
@@ -31,13 +32,12 @@ from specrt.engines.spec import (
     KVLayer,
     ModelSpec,
     TensorSpec,
-    match_head_contract,
     model_contract,
     past_name,
     plan_buffers,
     present_name,
 )
-from specrt.exporter.heads import match_head
+from specrt.exporter.heads import head_graph
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
 HIDDEN = NUM_HEADS * HEAD_DIM
@@ -310,14 +310,39 @@ def test_a_head_reads_the_model_s_own_buffers(engine: OrtEngine, head: OrtEngine
         model.close()
 
 
+def test_a_head_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine: OrtEngine, tmp_path: Path) -> None:
+    one_row = replace(SPEC, max_rows=1)
+    onnx.save(head_graph(MATCH, one_row, SPEC.vocab_size), tmp_path / "match.onnx")
+    model = engine.open(0)
+    judge = OrtEngine(tmp_path / "match.onnx", head_contract(MATCH, one_row, SPEC.vocab_size), threads=1).open(
+        0, model.host
+    )
+    try:
+        assert judge.host[LOGITS] is model.host[LOGITS]
+        assert judge.host[TOKENS].shape == (1,)
+        for count in (1, 3, 8):
+            ids = some_ids(count)
+            feed(model, ids, 0)
+            judge.run(count, 1)
+            assert judge.host[TOKENS].tolist() == [int(np.argmax(logits_without_cache(ids)[-1]))]
+            assert judge.host[NUM_ACCEPTED].tolist() == [0]
+        with pytest.raises(ValueError, match="pass of 2 tokens and 2 rows: at most 72 and 1"):
+            judge.run(2, 2)
+    finally:
+        judge.close()
+        model.close()
+
+
 @pytest.mark.parametrize(
     "array",
     [
         np.zeros((SPEC.max_rows, SPEC.vocab_size)),
         np.zeros((SPEC.max_rows - 1, SPEC.vocab_size), np.float32),
+        np.zeros((SPEC.max_rows, SPEC.vocab_size + 1), np.float32),
         np.zeros((SPEC.max_rows, 2 * SPEC.vocab_size), np.float32)[:, ::2],
+        np.zeros((2 * SPEC.max_rows, SPEC.vocab_size), np.float32)[::2],
     ],
-    ids=["dtype", "shape", "not contiguous"],
+    ids=["dtype", "fewer rows", "wider rows", "columns not contiguous", "rows not contiguous"],
 )
 def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(head: OrtEngine, array: Array) -> None:
     with pytest.raises(ValueError, match=r"shared buffer logits: got .*, expected contiguous float32\[9, 32\]"):
@@ -476,14 +501,29 @@ def test_a_graph_that_onnx_runtime_does_not_know_is_refused(tmp_path: Path) -> N
     assert "cannot load it" in refusal(tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize("vocab_size", [SPEC.vocab_size, SPEC.vocab_size - 3])
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path, name: str, vocab_size: int) -> None:
+    """A head is loaded for the vocabularies that it was written for: the model's and the target's."""
+    path = tmp_path / "head.onnx"
+    onnx.save(head_graph(name, SPEC, vocab_size), path)
+    OrtEngine(path, head_contract(name, SPEC, vocab_size), threads=1)
+    reads_logits = LOGITS in {tensor.name for tensor in head_contract(name, SPEC, vocab_size).inputs}
+    wrong = (replace(SPEC, vocab_size=33), vocab_size) if reads_logits else (SPEC, vocab_size + 1)
+    with pytest.raises(
+        BundleError, match=r"differ from the contract at (logits|probs|draft_probs|context_counts): got "
+    ):
+        OrtEngine(path, head_contract(name, *wrong), threads=1)
+
+
 # --- the match head ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
     path = tmp_path_factory.mktemp("heads") / "match.onnx"
-    onnx.save(match_head(), path)
-    return OrtEngine(path, match_head_contract(SPEC), threads=1)
+    onnx.save(head_graph(MATCH, SPEC, SPEC.vocab_size), path)
+    return OrtEngine(path, head_contract(MATCH, SPEC, SPEC.vocab_size), threads=1)
 
 
 @st.composite
@@ -514,7 +554,8 @@ def test_the_match_head_is_its_oracle(head: OrtEngine, rows: int, data: st.DataO
         binding.host[INPUT_IDS][0, : len(ids)] = ids
         binding.host[ROW_INDICES][:rows] = indices
         binding.run(len(ids), rows)
-        tokens, accepted = match(logits, np.array(ids)[indices])
+        tokens = oracle.greedy(logits)
+        accepted = oracle.match(tokens, np.array(ids)[indices][1:])
         assert binding.host[TOKENS][:rows].tolist() == tokens.tolist()
         assert binding.host[NUM_ACCEPTED].tolist() == [accepted]
     finally:

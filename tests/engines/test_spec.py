@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from specrt.engines.seam import allocate
+from specrt.engines import heads
+from specrt.engines.heads import HEAD_NAMES, head_contract
+from specrt.engines.seam import allocate, check_shared
 from specrt.engines.spec import (
     CAPACITY,
     INPUT_IDS,
@@ -13,10 +17,10 @@ from specrt.engines.spec import (
     ROW_INDICES,
     ROWS,
     WIDTH,
+    Contract,
     KVLayer,
     ModelSpec,
     TensorSpec,
-    match_head_contract,
     model_contract,
     plan_buffers,
 )
@@ -103,9 +107,9 @@ def test_the_planned_bytes_are_those_that_are_allocated() -> None:
         assert not np.any(array)
 
 
-def test_a_head_on_a_model_owns_only_its_outputs() -> None:
+def test_the_match_head_on_a_model_owns_only_its_outputs() -> None:
     shared = frozenset({LOGITS, INPUT_IDS, ROW_INDICES})
-    plan = plan_buffers(match_head_contract(SPEC), shared)
+    plan = plan_buffers(head_contract(heads.MATCH, SPEC, SPEC.vocab_size), shared)
     assert {buffer.name: buffer.owner for buffer in plan} == {
         "logits": "shared",
         "input_ids": "shared",
@@ -115,10 +119,129 @@ def test_a_head_on_a_model_owns_only_its_outputs() -> None:
     }
 
 
-def test_a_head_reads_its_inputs_just_as_the_model_has_them() -> None:
+def tensors_of(contract: Contract) -> dict[str, TensorSpec]:
+    return {tensor.name: tensor for tensor in (*contract.inputs, *contract.outputs)}
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_a_head_reads_its_inputs_just_as_the_model_has_them(name: str) -> None:
     model = model_contract(SPEC)
-    of_model = {tensor.name: tensor for tensor in (*model.inputs, *model.outputs)}
-    head = match_head_contract(SPEC)
+    head = head_contract(name, SPEC, SPEC.vocab_size)
     assert head.limits == model.limits
-    for tensor in head.inputs:
-        assert tensor == of_model[tensor.name]
+    of_model = tensors_of(model)
+    read = [tensor for tensor in head.inputs if tensor.name in of_model]
+    assert read == [of_model[tensor.name] for tensor in read]
+    assert not {tensor.name for tensor in head.outputs} & of_model.keys()
+
+
+PLANS = {
+    "match": {"logits": (5, 100), "input_ids": (1, 16), "row_indices": (5,), "tokens": (5,), "num_accepted": (1,)},
+    "penalties": {
+        "logits": (5, 100),
+        "input_ids": (1, 16),
+        "row_indices": (5,),
+        "context_counts": (100,),
+        "output_counts": (100,),
+        "logit_bias": (100,),
+        "ending_limit": (100,),
+        "num_unending_rows": (1,),
+        "repetition_penalty": (1,),
+        "presence_penalty": (1,),
+        "frequency_penalty": (1,),
+        "processed_logits": (5, 100),
+    },
+    "softmax": {"logits": (5, 100), "temperature": (1,), "probs": (5, 90)},
+    "filter": {
+        "logits": (5, 100),
+        "temperature": (1,),
+        "top_k": (1,),
+        "top_p": (1,),
+        "min_p": (1,),
+        "probs": (5, 90),
+        "threshold": (5,),
+        "nucleus_is_larger": (5,),
+    },
+    "nucleus": {
+        "logits": (5, 100),
+        "temperature": (1,),
+        "top_p": (1,),
+        "min_p": (1,),
+        "threshold": (5,),
+        "nucleus_is_larger": (5,),
+        "probs": (5, 90),
+    },
+    "match-sampled": {
+        "probs": (5, 90),
+        "input_ids": (1, 16),
+        "row_indices": (5,),
+        "uniforms": (5, 3),
+        "tokens": (5,),
+        "num_accepted": (1,),
+    },
+    "token": {
+        "probs": (5, 90),
+        "draft_probs": (5, 90),
+        "input_ids": (1, 16),
+        "row_indices": (5,),
+        "uniforms": (5, 3),
+        "tokens": (5,),
+        "num_accepted": (1,),
+    },
+    "logprobs": {
+        "logits": (5, 100),
+        "chosen_ids": (5,),
+        "token_logprobs": (5,),
+        "top_logprobs": (5, 20),
+        "top_ids": (5, 20),
+    },
+}
+PLANS["block"] = PLANS["token"]
+PLANS["filter-wide"] = PLANS["filter"]
+WHOLE = {"input_ids", "row_indices", "num_unending_rows", "top_k", "nucleus_is_larger"}
+WHOLE |= {"tokens", "num_accepted", "chosen_ids", "top_ids"}
+
+
+@pytest.mark.parametrize("name", HEAD_NAMES)
+def test_the_buffers_of_a_head_on_a_model_of_100_ids_for_a_target_of_90(name: str) -> None:
+    """Logits and counts are as wide as the model's vocabulary, probabilities as the target's."""
+    plan = {buffer.name: (buffer.dtype, buffer.shape) for buffer in plan_buffers(head_contract(name, SPEC, 90))}
+    assert plan == {tensor: ("int64" if tensor in WHOLE else "float32", PLANS[name][tensor]) for tensor in PLANS[name]}
+
+
+def test_what_a_head_leaves_is_what_the_next_one_reads() -> None:
+    """Each name is one buffer in every head; those that stand in for another are the same but for the name."""
+    seen: dict[str, TensorSpec] = {}
+    for name in HEAD_NAMES:
+        for tensor in tensors_of(head_contract(name, SPEC, 90)).values():
+            assert seen.setdefault(tensor.name, tensor) == tensor
+    for name, stands_in in ((LOGITS, heads.PROCESSED_LOGITS), (heads.PROBS, heads.DRAFT_PROBS)):
+        assert (seen[name].dtype, seen[name].shape) == (seen[stands_in].dtype, seen[stands_in].shape)
+
+
+def test_a_small_vocabulary_has_fewer_most_likely_ids() -> None:
+    small = replace(SPEC, vocab_size=7)
+    assert tensors_of(head_contract(heads.LOGPROBS, small, 90))["top_ids"].shape == (ROWS, 7)
+
+
+def test_an_unknown_head_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=f"^head: got 'guess', expected one of {', '.join(HEAD_NAMES)}$"):
+        head_contract("guess", SPEC, 100)
+
+
+def test_shared_memory_may_be_longer_and_nothing_else() -> None:
+    """A head for one row is opened on the buffers of passes of several."""
+    check_shared("logits", np.zeros((5, 100), np.float32), (5, 100), "float32")
+    check_shared("logits", np.zeros((9, 100), np.float32), (5, 100), "float32")
+    check_shared("logits", np.zeros((9, 100), np.float32)[2:7], (1, 100), "float32")
+    for array in (
+        np.zeros((4, 100), np.float32),
+        np.zeros((5, 101), np.float32),
+        np.zeros((5, 99), np.float32),
+        np.zeros((1, 5, 100), np.float32),
+        np.zeros(500, np.float32),
+        np.zeros((5, 100), np.float16),
+        np.zeros((10, 100), np.float32)[::2],
+        np.zeros((100, 5), np.float32).T,
+    ):
+        with pytest.raises(ValueError, match=r"shared buffer logits: got .*, expected contiguous float32\[5, 100\]$"):
+            check_shared("logits", array, (5, 100), "float32")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,14 +33,25 @@ from specrt.engines.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from specrt.engines.heads import HEAD_NAMES, head_contract
 from specrt.engines.integrity import check_files
-from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.manifest import DraftEntry, Manifest, ModelEntry, manifest_from_bundle
+from specrt.engines.oracle import filtered
+from specrt.engines.ort import OrtEngine
+from specrt.exporter.bundle import file_entries, write_manifest
 from specrt.exporter.export import ExportOptions, export
+from specrt.exporter.heads import write_heads
 from specrt.exporter.reference import check_parity, graph_logits, reference_logits
-from tests.tiny import save_tiny_model
+from tests.tiny import save_tiny_model, tiny_tokenizer
 
 K = 4
 MAX_SEQ_LEN = 96
+PADDING = 40  # ids beyond the tokenizer's
+
+
+def _set_generation_config(folder: Path, **changes: Any) -> None:
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +59,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     target = save_tiny_model(root / "target")
     (target / "LICENSE").write_text("a licence\n")
+    _set_generation_config(target, do_sample=True, temperature=0.6, top_k=20)
     draft = save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=64)
     return {"target": target, "draft": draft}
 
@@ -87,6 +100,34 @@ def test_bundle_says_what_it_holds(pair: Path, models: dict[str, Path]) -> None:
             onnx.checker.check_model(str(pair / name)) if "heads" in name else onnx.load(pair / name)
 
 
+def _load_heads(bundle: Path, entry: ModelEntry, vocab_size: int) -> None:
+    """Every head of ``entry`` honours its contract, for one row as for all."""
+    for name, path in entry.heads.items():
+        for max_rows in (1, entry.spec.max_rows):
+            OrtEngine(bundle / path, head_contract(name, replace(entry.spec, max_rows=max_rows), vocab_size), threads=1)
+
+
+def test_heads_are_written_once_for_models_of_one_vocabulary(pair: Path) -> None:
+    manifest = manifest_from_bundle(pair)
+    draft = manifest.draft.model
+    assert draft is not None
+    paths = {name: f"heads/{name}.onnx" for name in HEAD_NAMES}
+    assert manifest.target.heads == draft.heads == paths
+    assert {name for name in manifest.files if name.startswith("heads/")} == set(paths.values())
+    for entry in (manifest.target, draft):
+        _load_heads(pair, entry, manifest.target.spec.vocab_size)
+
+
+def test_generation_defaults_are_those_of_the_target_s_generation_config(pair: Path) -> None:
+    """They are used where they are asked for, and only there."""
+    assert manifest_from_bundle(pair).generation_defaults == {"temperature": 0.6, "top_k": 20.0}
+    with specrt.load(pair, threads=1) as runtime:
+        plain = runtime.generate([5, 6, 7], max_new_tokens=1).settings
+        asked = runtime.generate([5, 6, 7], max_new_tokens=1, model_defaults=True, top_p=0.5).settings
+    assert (plain.temperature, plain.top_k, plain.top_p) == (0, 0, 1)
+    assert (asked.temperature, asked.top_k, asked.top_p) == (0.6, 20, 0.5)
+
+
 def test_reference_logits_are_reproduced_without_torch(pair: Path) -> None:
     entry = manifest_from_bundle(pair).target
     stored = np.load(pair / entry.reference)
@@ -109,6 +150,126 @@ def test_moved_bundle_generates_the_models_own_ids(
             result = runtime.generate(ids, max_new_tokens=200, num_speculative_tokens=k, draft=draft)
             assert result.token_ids == expected, f"K = {k}"
         assert result.finish_reason == ("stop" if len(expected) < MAX_SEQ_LEN - len(ids) else "length")
+
+
+def _off_by_a_little(source: Path, folder: Path, vocab_size: int) -> Path:
+    """``source`` with another vocabulary size and noise in its weights: its drafts are accepted now and then."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    torch.manual_seed(1)
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std() * 0.05)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wider_draft(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair of one tokenizer, whose draft has more ids than the tokenizer. The target says that it is greedy."""
+    root = tmp_path_factory.mktemp("padded")
+    target = shutil.copytree(models["target"], root / "target")
+    _set_generation_config(target, do_sample=False, temperature=0.7, top_p=0.9, repetition_penalty=1.1)
+    draft = _off_by_a_little(target, root / "draft", len(tiny_tokenizer()) + PADDING)
+    _export({"target": target}, root / "bundle", draft=str(draft))
+    return root / "bundle"
+
+
+def _swap_roles(bundle: Path, output: Path) -> Path:
+    """The bundle that an export of the same models in the other roles would be, without its time."""
+    shutil.copytree(bundle, output, ignore=shutil.ignore_patterns("heads"))
+    manifest = manifest_from_bundle(bundle)
+    target, draft = manifest.draft.model, manifest.target
+    assert target is not None
+    vocab_size = target.spec.vocab_size
+    target = replace(target, heads=write_heads(output, "heads", target.spec, vocab_size))
+    draft = replace(draft, heads=write_heads(output, "heads/draft", draft.spec, vocab_size))
+    files = file_entries(output, lambda num_bytes: None)
+    write_manifest(output, replace(manifest, target=target, draft=DraftEntry("model", draft), files=files))
+    return output
+
+
+@pytest.fixture(scope="module", params=["wider draft", "wider target"])
+def padded(request: pytest.FixtureRequest, wider_draft: Path) -> Path:
+    if request.param == "wider draft":
+        return wider_draft
+    return _swap_roles(wider_draft, wider_draft.with_name("swapped"))
+
+
+def test_a_draft_of_another_padded_vocabulary_has_heads_of_its_own(padded: Path) -> None:
+    manifest = manifest_from_bundle(padded)
+    target, draft = manifest.target, manifest.draft.model
+    assert draft is not None
+    assert abs(target.spec.vocab_size - draft.spec.vocab_size) == PADDING
+    assert target.heads == {name: f"heads/{name}.onnx" for name in HEAD_NAMES}
+    assert draft.heads == {name: f"heads/draft/{name}.onnx" for name in HEAD_NAMES}
+    written = {name for name in manifest.files if name.startswith("heads/")}
+    assert written == {*target.heads.values(), *draft.heads.values()}
+    check_files(padded, manifest, always_hash=True)
+    for entry in (target, draft):
+        _load_heads(padded, entry, target.spec.vocab_size)
+
+
+def test_a_model_that_does_not_sample_is_greedy_by_its_defaults(wider_draft: Path) -> None:
+    assert manifest_from_bundle(wider_draft).generation_defaults == {"temperature": 0.0, "repetition_penalty": 1.1}
+    with specrt.load(wider_draft, threads=1) as runtime:
+        settings = runtime.generate([5, 6, 7], max_new_tokens=1, model_defaults=True).settings
+    assert (settings.temperature, settings.top_p, settings.repetition_penalty) == (0, 1, 1.1)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_match_gives_the_target_s_own_ids_with_a_padded_vocabulary(padded: Path, temperature: float) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "ignore_eos": True}
+    accepted = 0
+    with specrt.load(padded, threads=1) as runtime:
+        ids = runtime.codec.encode("The quick brown fox")
+        for seed in range(6):
+            expected = runtime.generate(ids, **options, seed=seed, num_speculative_tokens=0)
+            for k in (1, K):
+                result = runtime.generate(ids, **options, seed=seed, num_speculative_tokens=k, rule="match")
+                assert (result.token_ids, result.text) == (expected.token_ids, expected.text), f"seed {seed}, K = {k}"
+                accepted += result.stats.accepted
+    assert accepted > 0
+
+
+def _chances(bundle: Path, prompt: list[int], num_tokens: int) -> dict[tuple[int, ...], float]:
+    """Chances of the next ``num_tokens`` ids at temperature 0.8 and top-k 3, from the target's graph in numpy."""
+    entry = manifest_from_bundle(bundle).target
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(num_tokens):
+        longer = {}
+        for ids, chance in chances.items():
+            logits = graph_logits(bundle / entry.graph, entry.spec, np.array([*prompt, *ids]), threads=1)[-1:]
+            probs = filtered(logits, temperature=0.8, top_k=3)[0]
+            longer |= {(*ids, int(token)): chance * float(probs[token]) for token in np.flatnonzero(probs)}
+        chances = longer
+    return chances
+
+
+@pytest.mark.parametrize("rule", ["match", "token", "block"])
+def test_every_rule_draws_from_the_target_with_a_padded_vocabulary(padded: Path, rule: str) -> None:
+    """The first token of the prefill, and two that a round judges or draws: chi-square with many seeds."""
+    prompt, num_draws, least = [5, 6, 7], 400, 5
+    options: dict[str, Any] = {"temperature": 0.8, "top_k": 3, "rule": rule, "num_speculative_tokens": 2}
+    chances = _chances(padded, prompt, 3)
+    counts, accepted = dict.fromkeys(chances, 0), 0
+    with specrt.load(padded, threads=1) as runtime:
+        for seed in range(num_draws):
+            result = runtime.generate(prompt, **options, max_new_tokens=4, ignore_eos=True, seed=seed)
+            counts[tuple(result.token_ids[:3])] += 1  # a KeyError is an id that cannot be drawn
+            accepted += result.stats.accepted
+            if seed < 20:
+                again = runtime.generate(prompt, **options, max_new_tokens=4, ignore_eos=True, seed=seed)
+                assert again.token_ids == result.token_ids
+    assert accepted > num_draws / 4
+    common = [ids for ids, chance in chances.items() if chance * num_draws >= least]
+    cells = [(counts[ids], chances[ids] * num_draws) for ids in common]
+    cells.append((num_draws - sum(count for count, _ in cells), num_draws - sum(wanted for _, wanted in cells)))
+    statistic = sum((count - wanted) ** 2 / wanted for count, wanted in cells)
+    degrees = len(cells) - 1
+    assert degrees >= 6
+    assert statistic < degrees + 5 * (2 * degrees) ** 0.5, (statistic, degrees)
 
 
 def test_self_draft_accepts_everything(models: dict[str, Path], tmp_path: Path) -> None:

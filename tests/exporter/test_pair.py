@@ -1,4 +1,4 @@
-"""A draft is refused for another token at an id, and for nothing that does not change what an id means."""
+"""A draft is refused for another token at an id, and for nothing that leaves the meaning of ids; sampling defaults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import GenerationConfig
 
 from specrt.engines.errors import PairError
-from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids
+from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 
 
 def tokenizer(
@@ -108,3 +109,52 @@ def test_what_does_no_harm_is_told(
     target_eos: tuple[int, ...], draft_eos: tuple[int, ...], lengths: tuple[int, int], expected: list[str]
 ) -> None:
     assert check_pair(target_eos, draft_eos, *lengths) == expected
+
+
+@pytest.mark.parametrize("made_by", [GenerationConfig, SimpleNamespace])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"eos_token_id": 2, "max_length": 20, "num_beams": 3, "do_sample": True}, {}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"temperature": 0.6, "top_p": 0.95}, {"temperature": 0.6, "top_p": 0.95}),
+        (
+            {
+                "do_sample": True,
+                "temperature": 1,
+                "top_k": 20,
+                "top_p": 0.8,
+                "min_p": 0.05,
+                "repetition_penalty": 1.05,
+                "typical_p": 0.9,
+            },
+            {"temperature": 1.0, "top_k": 20.0, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.05},
+        ),
+        ({"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": None}, {"temperature": 0.7, "top_k": 0.0}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"do_sample": False, "repetition_penalty": 1.1}, {"temperature": 0.0, "repetition_penalty": 1.1}),
+    ],
+    ids=[
+        "nothing",
+        "nothing of ours",
+        "temperature",
+        "do_sample is not said",
+        "all",
+        "neutral and none",
+        "greedy",
+        "greedy in spite of the rest",
+        "greedy with a penalty",
+    ],
+)
+def test_generation_defaults_are_what_the_config_gives_as_floats(
+    made_by: type, given: dict[str, Any], expected: dict[str, float]
+) -> None:
+    found = generation_defaults(made_by(**given))
+    assert found == expected
+    assert {type(value) for value in found.values()} <= {float}
+
+
+def test_a_model_without_a_generation_config_has_no_defaults() -> None:
+    assert generation_defaults(None) == {}
