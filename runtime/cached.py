@@ -9,72 +9,44 @@ import numpy as np
 from specrt.engines.seam import Engine
 from specrt.engines.spec import (
     INPUT_IDS,
-    LOGITS,
-    NUM_ACCEPTED,
     POSITION_IDS,
     ROW_INDICES,
     SEQLENS_K,
-    TOKENS,
     TOTAL_SEQUENCE_LENGTH,
     ModelSpec,
 )
 
 
 class CachedModel:
-    """Feeds tokens after the ``kv_len`` that the cache holds; the head judges the last rows of a pass.
+    """Feeds tokens after the ``kv_len`` that the cache holds; the last rows of a pass leave their logits in ``host``.
 
     Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
+    With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
+    those for two or more agree to the last bit.
     """
 
-    def __init__(self, engine: Engine, head: Engine, slot: int, spec: ModelSpec) -> None:
+    def __init__(self, engine: Engine, slot: int, spec: ModelSpec) -> None:
         self.spec = spec
         self.kv_len = 0
+        self.min_width = 1
+        self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
+        self._num_wide = 0  # so many of them were fed in passes of two or more
         self._binding = engine.open(slot)
-        host = self._binding.host
+        self.host = host = self._binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
         self._last, self._total = host[SEQLENS_K], host[TOTAL_SEQUENCE_LENGTH]  # [1] i32 each
         self._rows = host[ROW_INDICES]  # [max_rows] i64
         self._all_positions = np.arange(spec.capacity, dtype=np.int64)
-        shared = {name: host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-        try:
-            self._head = head.open(slot, shared)
-        except BaseException:
-            self._binding.close()
-            raise
-        self._num_accepted, self._tokens = self._head.host[NUM_ACCEPTED], self._head.host[TOKENS]
 
-    def verify(self, ids: Sequence[int], num_drafted: int) -> tuple[int, int]:
-        """Feed ``ids``, whose last ``num_drafted`` are drafted; return (accepted n, the model's own next token).
+    def feed(self, ids: Sequence[int], rows: int) -> tuple[int, int]:
+        """Feed ``ids``; the last ``rows`` of them get logits. Returns the (width, rows) of the last pass.
 
-        Raises ``ValueError`` when there is nothing to feed or the buffers cannot hold it.
+        Wider passes are cut into several. Rows beyond those asked for repeat the last one. Raises ``ValueError`` when
+        there is nothing to feed or the buffers cannot hold it.
         """
-        rows = num_drafted + 1
-        width = self._feed(ids, rows)
-        self._head.run(width, rows)
-        accepted = int(self._num_accepted[0])
-        return accepted, int(self._tokens[accepted])
-
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Feed ``ids`` and keep nothing but their KV."""
-        if ids:
-            self._feed(ids, 1)
-
-    def rollback(self, kv_len: int) -> None:
-        """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
-        if not 0 <= kv_len <= self.kv_len:
-            raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
-        self.kv_len = kv_len
-
-    def close(self) -> None:
-        """Give both slots back."""
-        self._head.close()
-        self._binding.close()
-
-    def _feed(self, ids: Sequence[int], rows: int) -> int:
-        """Passes of at most ``max_width`` tokens; the last, whose width is returned, gives the last ``rows`` rows."""
         remaining, start = len(ids), 0
-        if remaining < rows or self.kv_len + remaining > self.spec.capacity:
+        if remaining < rows or self.kv_len + max(remaining, self.min_width) > self.spec.capacity:
             raise ValueError(
                 f"{remaining} tokens for {rows} rows after {self.kv_len} cached ones: "
                 f"expected at least {rows} and a total of at most {self.spec.capacity}"
@@ -83,15 +55,45 @@ class CachedModel:
             width = min(self.spec.max_width, remaining - rows)
             self._pass(ids[start : start + width], 1)
             start, remaining = start + width, remaining - width
-        self._pass(ids[start:] if start else ids, rows)
-        return remaining
+        return self._pass(ids[start:] if start else ids, rows)
 
-    def _pass(self, ids: Sequence[int], rows: int) -> None:
-        width, start = len(ids), self.kv_len
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Feed ``ids`` and keep nothing but their KV."""
+        if ids:
+            self.feed(ids, 1)
+
+    def rollback(self, kv_len: int) -> None:
+        """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
+        if not 0 <= kv_len <= self.kv_len:
+            raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
+        self.kv_len = kv_len
+
+    def reusable(self, tokens: Sequence[int]) -> int:
+        """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
+        limit = min(self.kv_len, len(tokens) - 1)
+        if self.min_width > 1:
+            limit = min(limit, self._num_wide)
+        return next((i for i in range(limit) if self._tokens[i] != tokens[i]), max(limit, 0))
+
+    def close(self) -> None:
+        """Give the slot back."""
+        self._binding.close()
+
+    def _pass(self, ids: Sequence[int], rows: int) -> tuple[int, int]:
+        num_ids, start = len(ids), self.kv_len
+        width, num_rows = max(num_ids, self.min_width), max(rows, self.min_width)
         end = start + width
-        self._ids[:width] = ids
+        self._ids[:num_ids] = ids
+        self._ids[num_ids:width] = ids[-1]  # a filler's KV is stale at once
         self._positions[:width] = self._all_positions[start:end]
         self._last[0], self._total[0] = end - 1, end
-        self._rows[:rows] = self._all_positions[width - rows : width]
-        self._binding.run(width, rows)
-        self.kv_len = end
+        self._rows[:rows] = self._all_positions[num_ids - rows : num_ids]
+        self._rows[rows:num_rows] = num_ids - 1
+        self._binding.run(width, num_rows)
+        self._tokens[start:] = ids
+        if width > 1:
+            self._num_wide = start + num_ids if self._num_wide >= start else self._num_wide
+        else:
+            self._num_wide = min(self._num_wide, start)
+        self.kv_len = start + num_ids
+        return width, num_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from specrt.runtime.cached import CachedModel
+from specrt.runtime.predictor import Draft
 
 
 class Drafter(Protocol):
@@ -21,38 +21,37 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """Greedy drafts of a model with a KV cache of its own.
+    """Drafts of a model with a KV cache of its own.
 
-    It feeds ``committed[kv_len:]`` first, so full acceptance (whose last drafted token was never fed) and rounds
-    without drafting need no special case. Beyond its own context, and after a token that it does not know, it proposes
-    nothing. Tokens the target does not know end a draft.
+    It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
+    and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
+    it proposes nothing. Tokens the target does not know end a draft.
     """
 
-    def __init__(self, model: CachedModel, target_vocab_size: int) -> None:
-        self._model = model
+    def __init__(self, draft: Draft, target_vocab_size: int) -> None:
+        self._draft = draft
         self._vocab_size = target_vocab_size
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
-        room = self._model.spec.max_seq_len - len(committed)
-        pending = committed[self._model.kv_len :]
-        if room < 0 or max(pending, default=0) >= self._model.spec.vocab_size:
+        model = self._draft.model
+        room = model.spec.max_seq_len - len(committed)
+        if room < 0 or max(committed[model.kv_len :], default=0) >= model.spec.vocab_size:
             return []
         if k == 0:
-            self._model.prefill(pending)
+            self._draft.prefill(committed)
             return []
         drafted: list[int] = []
         for _ in range(min(k, room + 1)):
-            _, token = self._model.verify(pending, 0)
+            token = self._draft.next(committed, drafted)
             if token >= self._vocab_size:
                 break
             drafted.append(token)
-            pending = [token]
         return drafted
 
     def commit(self, num_committed: int) -> None:
         """See ``Drafter.commit``."""
-        self._model.rollback(min(self._model.kv_len, num_committed - 1))
+        self._draft.commit(num_committed)
 
 
 class NGramDrafter:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specrt.runtime.logprobs import TokenLogprobs
+from specrt.runtime.settings import Settings
+
 
 @dataclass
 class Stats:
     """Counters of one generation; times in ms.
+
+    ``reused_prompt_tokens`` were in the target's cache already: the prompt begins as an earlier sequence did.
+    ``time_to_first_token_ms`` is from the call to the first token, ``prefill_ms`` the prompt's passes of both models.
 
     ``drafted`` counts tokens that were verified, ``accepted`` those of them that were emitted, ``rounds`` target
     passes after the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own``
@@ -16,6 +22,7 @@ class Stats:
     """
 
     prompt_tokens: int = 0
+    reused_prompt_tokens: int = 0
     completion_tokens: int = 0
     finish_reason: str | None = None
     rounds: int = 0
@@ -23,6 +30,7 @@ class Stats:
     accepted: int = 0
     own: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    time_to_first_token_ms: float = 0.0
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
@@ -71,11 +79,19 @@ class Stats:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished generation. ``token_ids`` are the new ones, the EOS id that ended them included."""
+    """A finished generation.
+
+    ``token_ids`` are the new ones, with the id or the end of the stop string that ended them; ``text`` ends before it.
+    ``finish_reason`` is ``stop`` or ``length``; ``stop`` is the id or string that was met. ``logprobs`` has an entry
+    for each of ``token_ids``, or is None when they were not asked for. ``settings`` are those in force.
+    """
 
     token_ids: list[int]
     text: str
     finish_reason: str
+    stop: int | str | None
+    logprobs: list[TokenLogprobs] | None
+    settings: Settings
     stats: Stats
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +100,10 @@ class Result:
             "token_ids": self.token_ids,
             "text": self.text,
             "finish_reason": self.finish_reason,
+            "stop": self.stop,
             "prompt_tokens": self.stats.prompt_tokens,
             "completion_tokens": self.stats.completion_tokens,
+            "logprobs": None if self.logprobs is None else [asdict(entry) for entry in self.logprobs],
+            "settings": self.settings.as_dict(),
             "stats": self.stats.as_dict(),
         }

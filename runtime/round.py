@@ -3,64 +3,71 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import Drafter
+from specrt.runtime.predictor import Target
 from specrt.runtime.result import Stats
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop: a set of EOS ids, new tokens still wanted, and the target's context."""
+    """When to stop: a set of ids that end the text, new tokens still wanted, and the target's context."""
 
-    eos_ids: frozenset[int]
+    ending_ids: frozenset[int]
     max_new_tokens: int
     max_seq_len: int
     k: int
 
 
+# Told of each token as it is committed; True ends the text there (a stop string is complete).
+Watch = Callable[[int], bool]
+
+
 def generate_tokens(
-    tokens: list[int], target: CachedModel, drafter: Drafter | None, limits: Limits, stats: Stats
+    tokens: list[int],
+    target: Target,
+    drafter: Drafter | None,
+    limits: Limits,
+    stats: Stats,
+    watch: Watch = lambda token: False,
 ) -> Iterator[list[int]]:
     """Append to ``tokens`` (the prompt) round by round; yield what each round emitted. ``stats`` is kept exact.
 
     The first yield is the token of the prefill. ``stats.finish_reason`` is ``stop`` or ``length`` at the end. Between
-    two yields the caches hold exactly the committed tokens but the newest.
+    two yields the caches hold exactly the committed tokens but the newest (the draft's from the second yield on).
     """
     end = min(len(tokens) + limits.max_new_tokens, limits.max_seq_len)
     stats.prompt_tokens = len(tokens)
+    stats.reused_prompt_tokens = target.model.kv_len
     if len(tokens) >= end:
         stats.finish_reason = "length"
         return
+    commit = _Commit(tokens, end, limits, stats, watch)
     started = time.perf_counter()
-    _, first = target.verify(tokens[target.kv_len :], 0)
-    if drafter is not None and end - len(tokens) > 1:
-        drafter.propose(tokens, 0)
+    _, first = target.verify(tokens, ())
     stats.prefill_ms += _ms_since(started)
-    yield _commit(tokens, [first], end, limits.eos_ids, stats)
+    yield commit([first])
+    if drafter is not None and stats.finish_reason is None and end - len(tokens) > 1:
+        started = time.perf_counter()
+        drafter.propose(tokens[:-1], 0)
+        stats.prefill_ms += _ms_since(started)
     while stats.finish_reason is None:
         k = min(limits.k, end - len(tokens) - 1) if drafter is not None else 0
-        yield _round(tokens, target, drafter, k, end, limits.eos_ids, stats)
+        yield _round(tokens, target, drafter, k, commit, stats)
 
 
 def _round(
-    tokens: list[int],
-    target: CachedModel,
-    drafter: Drafter | None,
-    k: int,
-    end: int,
-    eos_ids: frozenset[int],
-    stats: Stats,
+    tokens: list[int], target: Target, drafter: Drafter | None, k: int, commit: _Commit, stats: Stats
 ) -> list[int]:
     started = time.perf_counter()
     drafted = drafter.propose(tokens, k) if drafter is not None and k > 0 else []
     drafted_at = time.perf_counter()
-    accepted, own = target.verify(tokens[target.kv_len :] + drafted, len(drafted))
+    accepted, own = target.verify(tokens, drafted)
     verified_at = time.perf_counter()
-    emitted = _commit(tokens, [*drafted[:accepted], own], end, eos_ids, stats)
-    target.rollback(len(tokens) - 1)
+    emitted = commit([*drafted[:accepted], own])
+    target.commit(len(tokens))
     if drafter is not None:
         drafter.commit(len(tokens))
     stats.count_round(len(drafted), accepted, len(emitted))
@@ -69,20 +76,29 @@ def _round(
     return emitted
 
 
-def _commit(tokens: list[int], proposed: Sequence[int], end: int, eos_ids: frozenset[int], stats: Stats) -> list[int]:
-    """Append token by token up to the first EOS or the end; return what was appended."""
-    emitted = []
-    for token in proposed:
-        tokens.append(token)
-        emitted.append(token)
-        stats.completion_tokens += 1
-        if token in eos_ids:
-            stats.finish_reason = "stop"
-            break
-        if len(tokens) == end:
-            stats.finish_reason = "length"
-            break
-    return emitted
+@dataclass(frozen=True)
+class _Commit:
+    """Appends token by token, up to the first that ends the text or the end; returns what was appended."""
+
+    tokens: list[int]
+    end: int
+    limits: Limits
+    stats: Stats
+    watch: Watch
+
+    def __call__(self, proposed: Sequence[int]) -> list[int]:
+        emitted = []
+        for token in proposed:
+            self.tokens.append(token)
+            emitted.append(token)
+            self.stats.completion_tokens += 1
+            if self.watch(token) or token in self.limits.ending_ids:
+                self.stats.finish_reason = "stop"
+                break
+            if len(self.tokens) == self.end:
+                self.stats.finish_reason = "length"
+                break
+        return emitted
 
 
 def _ms_since(started: float) -> float:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
+from specrt.engines.fake import NextToken, fake_spec
 from specrt.engines.spec import ModelSpec
-from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import ModelDrafter, NGramDrafter
+from specrt.runtime.predictor import Draft
+from tests.runtime.fakes import Engine, open_draft
 
 
 def look_up(committed: list[int], k: int, max_n: int = 4, min_n: int = 2) -> list[int]:
@@ -107,15 +108,15 @@ def tight_spec(max_seq_len: int, vocab_size: int = VOCAB_SIZE) -> ModelSpec:
     return ModelSpec(vocab_size, max_seq_len, max_seq_len, 3, 1, spec.dtype, spec.kv_layers)
 
 
-def open_draft(spec: ModelSpec, next_token: NextToken = count_up) -> tuple[FakeEngine, CachedModel]:
-    engine = FakeEngine(spec, next_token)
-    return engine, CachedModel(engine, FakeHead(spec), 0, spec)
+def draft_of(spec: ModelSpec, next_token: NextToken = count_up) -> tuple[Engine, Draft]:
+    engine = Engine(spec, next_token)
+    return engine, open_draft(engine)
 
 
 @pytest.mark.parametrize("k", range(1, 7))
 def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) -> None:
-    engine, model = open_draft(tight_spec(60))
-    drafter = ModelDrafter(model, VOCAB_SIZE)
+    engine, draft = draft_of(tight_spec(60))
+    drafter = ModelDrafter(draft, VOCAB_SIZE)
     committed = [5]
     for accepted in (k, 0, k, k - 1, 1):
         passes = engine.num_passes
@@ -125,16 +126,16 @@ def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) ->
         committed += range(committed[-1] + 1, committed[-1] + 2 + accepted)
         drafter.commit(len(committed))
         # The last drafted token is never fed, so after full acceptance two tokens wait.
-        assert model.kv_len == min(len(committed) - 1, len(committed) - 1 - accepted + k - 1)
+        assert draft.model.kv_len == min(len(committed) - 1, len(committed) - 1 - accepted + k - 1)
 
 
 def test_catching_up_feeds_what_is_committed_and_drafts_nothing() -> None:
-    engine, model = open_draft(tight_spec(60))
-    drafter = ModelDrafter(model, VOCAB_SIZE)
+    engine, draft = draft_of(tight_spec(60))
+    drafter = ModelDrafter(draft, VOCAB_SIZE)
     assert drafter.propose(list(range(8)), 0) == []
-    assert (model.kv_len, engine.num_passes) == (8, 3)  # passes of 3, 3 and 2
+    assert (draft.model.kv_len, engine.num_passes) == (8, 3)  # passes of 3, 3 and 2
     assert drafter.propose(list(range(8)), 0) == []
-    assert (model.kv_len, engine.num_passes) == (8, 3)
+    assert (draft.model.kv_len, engine.num_passes) == (8, 3)
     assert drafter.propose(list(range(20)), 2) == [20, 21]
     assert engine.num_passes == 3 + 4 + 1
 
@@ -143,25 +144,25 @@ def test_catching_up_feeds_what_is_committed_and_drafts_nothing() -> None:
 @pytest.mark.parametrize("k", [0, 1, 2, 5])
 def test_drafts_end_where_the_context_does(num_committed: int, k: int) -> None:
     """A context of 10, and no slot more: n tokens leave 10 - n slots, and the last token fed gives one more."""
-    _, model = open_draft(tight_spec(10))
-    drafted = ModelDrafter(model, VOCAB_SIZE).propose(list(range(num_committed)), k)
+    _, draft = draft_of(tight_spec(10))
+    drafted = ModelDrafter(draft, VOCAB_SIZE).propose(list(range(num_committed)), k)
     expected = min(k, 11 - num_committed) if num_committed <= 10 else 0
     assert drafted == list(range(num_committed, num_committed + expected))
-    assert model.kv_len <= 10
+    assert draft.model.kv_len <= 10
 
 
 @pytest.mark.parametrize(
     ("target_vocab_size", "drafted"), [(20, []), (21, [20]), (23, [20, 21, 22]), (99, [20, 21, 22, 23])]
 )
 def test_a_token_the_target_does_not_know_ends_the_draft(target_vocab_size: int, drafted: list[int]) -> None:
-    _, model = open_draft(tight_spec(60))
-    assert ModelDrafter(model, target_vocab_size).propose(list(range(20)), 4) == drafted
+    _, draft = draft_of(tight_spec(60))
+    assert ModelDrafter(draft, target_vocab_size).propose(list(range(20)), 4) == drafted
 
 
 def test_a_token_the_draft_does_not_know_ends_drafting() -> None:
     """The target's vocabulary may be the larger one: such a token has no row in the draft's embedding."""
-    engine, model = open_draft(tight_spec(60, vocab_size=10))
-    drafter = ModelDrafter(model, VOCAB_SIZE)
+    engine, draft = draft_of(tight_spec(60, vocab_size=10))
+    drafter = ModelDrafter(draft, VOCAB_SIZE)
     assert drafter.propose([4, 5, 6], 2) == [7, 8]
     drafter.commit(4)
     passes = engine.num_passes
@@ -174,9 +175,9 @@ def test_a_token_the_draft_does_not_know_ends_drafting() -> None:
 @pytest.mark.parametrize(("num_committed", "kv_len"), [(1, 0), (3, 2), (5, 4), (6, 5), (7, 6), (8, 7), (9, 7), (20, 7)])
 def test_a_commit_keeps_what_was_fed_and_committed_but_the_newest(num_committed: int, kv_len: int) -> None:
     """Five tokens committed and three drafted: seven are fed."""
-    _, model = open_draft(tight_spec(60))
-    drafter = ModelDrafter(model, VOCAB_SIZE)
+    _, draft = draft_of(tight_spec(60))
+    drafter = ModelDrafter(draft, VOCAB_SIZE)
     drafter.propose([0, 1, 2, 3, 4], 3)
-    assert model.kv_len == 7
+    assert draft.model.kv_len == 7
     drafter.commit(num_committed)
-    assert model.kv_len == kv_len
+    assert draft.model.kv_len == kv_len

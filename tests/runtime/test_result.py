@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from specrt.runtime.logprobs import TokenLogprobs
 from specrt.runtime.result import Result, Stats
+from specrt.runtime.settings import Settings
 
 
 def counted(*rounds: tuple[int, int, int]) -> Stats:
@@ -92,24 +94,38 @@ def test_host_ms_is_never_negative() -> None:
     assert Stats(prefill_ms=10.0, total_ms=0.0).host_ms == 0.0
 
 
+def empty(stats: Stats) -> Result:
+    return Result([], "", "length", None, None, Settings(), stats)
+
+
 def test_the_json_has_exactly_these_keys_and_values() -> None:
     stats = counted((4, 2, 3), (4, 0, 1), (3, 2, 2))
-    stats.prompt_tokens, stats.completion_tokens, stats.finish_reason = 9, 7, "stop"
+    stats.prompt_tokens, stats.reused_prompt_tokens, stats.completion_tokens, stats.finish_reason = 9, 6, 7, "stop"
+    stats.time_to_first_token_ms = 101.00004
     stats.prefill_ms, stats.draft_ms, stats.verify_ms, stats.total_ms = 100.0, 50.00004, 150.00006, 400.0
-    result = Result([1, 2, 3, 4, 5, 6, 7], "é text", "stop", stats)
+    logprobs = [TokenLogprobs(1, -0.5, ((4, -0.25), (1, -0.5))), TokenLogprobs(2, -1.0, ())]
+    result = Result([1, 2, 3, 4, 5, 6, 7], "é text", "stop", " end", logprobs, Settings(), stats)
     expected = {
         "token_ids": [1, 2, 3, 4, 5, 6, 7],
         "text": "é text",
         "finish_reason": "stop",
+        "stop": " end",
         "prompt_tokens": 9,
         "completion_tokens": 7,
+        "logprobs": [
+            {"token_id": 1, "logprob": -0.5, "top": ((4, -0.25), (1, -0.5))},
+            {"token_id": 2, "logprob": -1.0, "top": ()},
+        ],
+        "settings": Settings().as_dict(),
         "stats": {
+            "reused_prompt_tokens": 6,
             "rounds": 3,
             "drafted": 11,
             "accepted": 4,
             "draft_acceptance_rate": 0.3636,
             "mean_acceptance_length": 2.0,
             "acceptance_histogram": [1, 0, 2],
+            "time_to_first_token_ms": 101.0,
             "prefill_ms": 100.0,
             "draft_ms": 50.0,
             "verify_ms": 150.0001,
@@ -119,13 +135,18 @@ def test_the_json_has_exactly_these_keys_and_values() -> None:
         },
     }
     assert result.as_dict() == expected
-    assert json.loads(json.dumps(result.as_dict())) == expected
+    plain = json.loads(json.dumps(result.as_dict()))
+    assert plain["logprobs"][0]["top"] == [[4, -0.25], [1, -0.5]]
+    assert {name: value for name, value in plain.items() if name != "logprobs"} == {
+        name: value for name, value in expected.items() if name != "logprobs"
+    }
 
 
 def test_what_has_no_value_is_null_in_the_json() -> None:
-    figures = json.loads(json.dumps(Result([], "", "length", Stats()).as_dict()))["stats"]
+    values = json.loads(json.dumps(empty(Stats()).as_dict()))
     absent = {"draft_acceptance_rate", "mean_acceptance_length", "tokens_per_s"}
-    assert {name for name, value in figures.items() if value is None} == absent
+    assert {name for name, value in values["stats"].items() if value is None} == absent
+    assert {name for name, value in values.items() if value is None} == {"stop", "logprobs"}
 
 
 def test_the_histogram_in_the_json_is_a_copy() -> None:

@@ -6,141 +6,54 @@ PLAIN is the loop that a reader would write by hand.
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
-from typing import Any
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
-from specrt.engines.seam import Array
-from specrt.engines.spec import INPUT_IDS, ModelSpec, past_name
+from specrt.engines.fake import fake_spec
+from specrt.engines.spec import ModelSpec
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
+from tests.runtime.fakes import (
+    ALL_K,
+    POISON,
+    PROMPT,
+    VOCAB_SIZE,
+    Engine,
+    Run,
+    Script,
+    engine_of,
+    figures,
+    hashed,
+    limits_of,
+    open_draft,
+    open_target,
+    run,
+    slot_of,
+)
 
-VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
-POISON = 1_000_003.0
-PROMPT = [11, 7, 5, 3, 2]
-ALL_K = range(1, 9)
-
-
-def hashed(seed: int, vocab_size: int = VOCAB_SIZE, memory: int = 0) -> NextToken:
-    """A token that depends on the last ``memory`` tokens, or on all of them when that is 0."""
-
-    def next_token(prefix: Sequence[int]) -> int:
-        data = array("q", prefix[-memory:]).tobytes()
-        return int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest()) % vocab_size
-
-    return next_token
-
-
-class Engine(FakeEngine):
-    """Keeps its bindings and the widths it ran, and refuses ids outside its vocabulary, as an embedding does."""
-
-    def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
-        super().__init__(spec, next_token)
-        self.spec = spec
-        self.bindings: dict[int, Any] = {}
-        self.widths: list[int] = []
-
-    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Any:
-        self.bindings[slot] = super().open(slot, shared)
-        return self.bindings[slot]
-
-    def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        fed = host[INPUT_IDS][0, :width]
-        assert fed.min() >= 0 and fed.max() < self.spec.vocab_size
-        self.widths.append(width)
-        super().compute(host, width, rows)
-
-    def cache(self, slot: int) -> Array:
-        """The token ids in the cache of ``slot``, stale ones included. [capacity] f32"""
-        cache: Array = self.bindings[slot].host[past_name("key", 0)].reshape(-1)
-        return cache
+Table = Callable[[Sequence[int]], int]
 
 
-def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = VOCAB_SIZE) -> Engine:
-    return Engine(fake_spec(vocab_size, max_seq_len), next_token)
-
-
-def open_model(engine: Engine, slot: int = 0) -> CachedModel:
-    return CachedModel(engine, FakeHead(engine.spec), slot, engine.spec)
-
-
-def plain(next_token: NextToken, prompt: Sequence[int], limits: Limits) -> tuple[list[int], str]:
+def plain(next_token: Table, prompt: Sequence[int], limits: Limits) -> tuple[list[int], str]:
     """PLAIN: the new ids and the finish reason."""
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + limits.max_new_tokens, limits.max_seq_len):
         tokens.append(next_token(tokens))
-        if tokens[-1] in limits.eos_ids:
+        if tokens[-1] in limits.ending_ids:
             return tokens[len(prompt) :], "stop"
     return tokens[len(prompt) :], "length"
 
 
-def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len: int = 256) -> Limits:
-    return Limits(frozenset(eos), max_new_tokens, max_seq_len, k)
-
-
-def continuation(next_token: NextToken, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+def continuation(next_token: Table, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
     """The prompt and ``count`` tokens after it."""
     return [*prompt, *plain(next_token, prompt, limits_of(0, count))[0]]
-
-
-class Script:
-    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
-
-    def __init__(self, tokens: Sequence[int], wrong: int, bad: int | None = None) -> None:
-        self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
-        self.calls: list[int] = []
-        self.commits: list[int] = []
-
-    def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        self.calls.append(k)
-        assert list(committed) == self.tokens[: len(committed)]
-        drafted = self.tokens[len(committed) :][:k]
-        if self.wrong < len(drafted):
-            drafted[self.wrong] = drafted[self.wrong] ^ 1 if self.bad is None else self.bad
-        return drafted
-
-    def commit(self, num_committed: int) -> None:
-        self.commits.append(num_committed)
-
-
-@dataclass
-class Run:
-    """One generation: what each round emitted, all new ids, and the figures."""
-
-    rounds: list[list[int]]
-    token_ids: list[int]
-    stats: Stats
-
-
-def run(
-    target: CachedModel,
-    drafter: Drafter | None,
-    limits: Limits,
-    prompt: Sequence[int] = PROMPT,
-    between: Callable[[list[int]], None] = lambda tokens: None,
-) -> Run:
-    """Generate to the end; ``between`` is called with the committed tokens after each round."""
-    tokens, stats, rounds = list(prompt), Stats(), []
-    for emitted in generate_tokens(tokens, target, drafter, limits, stats):
-        rounds.append(list(emitted))
-        between(tokens)
-    token_ids = tokens[len(prompt) :]
-    assert list(chain.from_iterable(rounds)) == token_ids
-    return Run(rounds, token_ids, stats)
-
-
-def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
-    return stats.rounds, stats.drafted, stats.accepted, stats.own, stats.acceptance_histogram
 
 
 # --- acceptance ----------------------------------------------------------------------------------------------------
@@ -152,7 +65,7 @@ def test_exactly_the_tokens_before_the_wrong_one_are_accepted(k: int, wrong: int
     next_token = hashed(1)
     tokens = continuation(next_token, 80)
     count = 1 + 5 * (wrong + 1)
-    target = open_model(engine_of(next_token))
+    target = open_target(engine_of(next_token))
     stats, committed = Stats(), list(PROMPT)
     rounds = generate_tokens(committed, target, Script(tokens, wrong), limits_of(k, 80), stats)
     emitted = [next(rounds) for _ in range(6)]
@@ -180,7 +93,7 @@ def test_the_figures_of_a_whole_generation(
     next_token = hashed(2)
     tokens = continuation(next_token, 12)
     script = Script(tokens, wrong)
-    done = run(open_model(engine_of(next_token)), script, limits_of(4, 12))
+    done = run(open_target(engine_of(next_token)), script, limits_of(4, 12))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert figures(done.stats) == expected
     assert script.calls == calls
@@ -204,7 +117,7 @@ def test_the_figures_of_a_whole_generation(
 def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[int]) -> None:
     """201 tokens. One pass for each drafted token: catching up costs none of its own."""
     engine = engine_of(hashed(3))
-    target, draft = open_model(engine, 0), open_model(engine, 1)
+    target, draft = open_target(engine, 0), open_draft(engine, 1)
     done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(k, 201))
     assert done.token_ids == continuation(hashed(3), 201)[len(PROMPT) :]
     assert done.stats.acceptance_histogram == histogram
@@ -225,7 +138,7 @@ def test_rounds_without_drafting_do_not_harm_later_drafts(k: int, every: int) ->
             self.calls += 1
             return super().propose(committed, k) if self.calls % every == 0 else []
 
-    done = run(open_model(engine, 0), Sometimes(open_model(engine, 1), VOCAB_SIZE), limits_of(k, 210))
+    done = run(open_target(engine, 0), Sometimes(open_draft(engine, 1), VOCAB_SIZE), limits_of(k, 210))
     assert done.token_ids == continuation(hashed(4), 210)[len(PROMPT) :]
     assert done.stats.drafted > 40
     assert done.stats.draft_acceptance_rate == 1.0
@@ -234,7 +147,7 @@ def test_rounds_without_drafting_do_not_harm_later_drafts(k: int, every: int) ->
 @pytest.mark.parametrize("k", ALL_K)
 def test_a_drafter_that_is_always_wrong_costs_only_time(k: int) -> None:
     tokens = continuation(hashed(5), 40)
-    done = run(open_model(engine_of(hashed(5))), Script(tokens, 0), limits_of(k, 40))
+    done = run(open_target(engine_of(hashed(5))), Script(tokens, 0), limits_of(k, 40))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert done.stats.draft_acceptance_rate == 0.0
     assert done.stats.acceptance_histogram == [39]
@@ -244,7 +157,7 @@ def test_a_draft_of_k_tokens_takes_one_pass_of_the_target() -> None:
     """Widths 1 + K on a full cache, one token at the end, and the prompt in one pass."""
     engine = engine_of(hashed(6))
     tokens = continuation(hashed(6), 12)
-    run(open_model(engine), Script(tokens, 4), limits_of(4, 12))
+    run(open_target(engine), Script(tokens, 4), limits_of(4, 12))
     assert engine.widths == [5, 5, 5, 1]
 
 
@@ -256,7 +169,7 @@ def test_drafts_shorter_than_k_are_judged_as_they_are() -> None:
         def propose(self, committed: Sequence[int], k: int) -> list[int]:
             return super().propose(committed, min(k, next(lengths)))
 
-    done = run(open_model(engine_of(hashed(6))), Short(tokens, 9), limits_of(4, 11))
+    done = run(open_target(engine_of(hashed(6))), Short(tokens, 9), limits_of(4, 11))
     assert done.token_ids == tokens[len(PROMPT) :][:11]
     assert figures(done.stats) == (5, 5, 5, 5, [2, 2, 0, 1])
 
@@ -269,7 +182,7 @@ def test_drafts_shorter_than_k_are_judged_as_they_are() -> None:
     [
         (0, []),
         (1, []),
-        (2, [0]),
+        (2, []),  # the prefill gives one, the target the other
         (3, [0, 1]),
         (4, [0, 2]),
         (5, [0, 3]),
@@ -284,7 +197,7 @@ def test_what_is_left_bounds_the_draft_and_one_token_needs_none(max_new_tokens: 
     """K = 3, everything accepted: the k of each call to the drafter, 0 being the prefill."""
     tokens = continuation(hashed(7), 10)
     script = Script(tokens, 9)
-    done = run(open_model(engine_of(hashed(7))), script, limits_of(3, max_new_tokens))
+    done = run(open_target(engine_of(hashed(7))), script, limits_of(3, max_new_tokens))
     assert script.calls == calls
     assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
     assert done.stats.finish_reason == "length"
@@ -295,7 +208,7 @@ def test_what_is_left_bounds_the_draft_and_one_token_needs_none(max_new_tokens: 
 def test_max_new_tokens_is_exact(k: int, wrong: int) -> None:
     tokens = continuation(hashed(8), 24)
     for max_new_tokens in range(24):
-        done = run(open_model(engine_of(hashed(8))), Script(tokens, wrong), limits_of(k, max_new_tokens))
+        done = run(open_target(engine_of(hashed(8))), Script(tokens, wrong), limits_of(k, max_new_tokens))
         assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
         assert done.stats.completion_tokens == max_new_tokens
         assert done.stats.finish_reason == "length"
@@ -303,7 +216,7 @@ def test_max_new_tokens_is_exact(k: int, wrong: int) -> None:
 
 def test_no_new_tokens_means_no_pass() -> None:
     engine = engine_of(hashed(8))
-    done = run(open_model(engine), None, limits_of(4, 0))
+    done = run(open_target(engine), None, limits_of(4, 0))
     assert (done.rounds, engine.num_passes) == ([], 0)
     assert (done.stats.prompt_tokens, done.stats.completion_tokens, figures(done.stats)) == (5, 0, (0, 0, 0, 0, []))
 
@@ -317,7 +230,7 @@ def test_the_context_is_used_to_its_last_slot(k: int) -> None:
         for wrong in (0, 9):
             engine = engine_of(next_token, max_seq_len=24)
             script = Script(everything, wrong)
-            done = run(open_model(engine), script, limits_of(k, 99, max_seq_len=24), everything[:length])
+            done = run(open_target(engine), script, limits_of(k, 99, max_seq_len=24), everything[:length])
             assert done.token_ids == everything[length:24]
             assert done.stats.finish_reason == "length"
 
@@ -343,8 +256,8 @@ def test_drafts_end_with_the_draft_s_own_context(k: int, context: int, drafted: 
     """
     next_token = hashed(10)
     target, draft = engine_of(next_token, max_seq_len=30), engine_of(next_token, max_seq_len=context)
-    drafter = ModelDrafter(open_model(draft), VOCAB_SIZE)
-    done = run(open_model(target), drafter, limits_of(k, 99, max_seq_len=30))
+    drafter = ModelDrafter(open_draft(draft), VOCAB_SIZE)
+    done = run(open_target(target), drafter, limits_of(k, 99, max_seq_len=30))
     assert done.token_ids == continuation(next_token, 25)[len(PROMPT) :]
     assert done.stats.drafted == done.stats.accepted == drafted[[1, 3, 8].index(k)]
     assert draft.num_passes == done.stats.drafted + (context >= len(PROMPT))
@@ -365,8 +278,8 @@ def test_ids_that_only_the_draft_knows_never_reach_the_target(surplus: int) -> N
 
     draft.next_token = watched
     target = engine_of(hashed(12, vocab_size), vocab_size=vocab_size)
-    drafter = ModelDrafter(open_model(draft), vocab_size)
-    done = run(open_model(target), drafter, limits_of(4, 60), [1, 2, 3])
+    drafter = ModelDrafter(open_draft(draft), vocab_size)
+    done = run(open_target(target), drafter, limits_of(4, 60), [1, 2, 3])
     assert done.token_ids == plain(hashed(12, vocab_size), [1, 2, 3], limits_of(4, 60))[0]
     assert unknown > 0
 
@@ -394,23 +307,23 @@ def test_eos_cuts_at_its_place(place: int, expected: tuple[int, int, int, int, l
     tokens = continuation(next_token, 40)
     new = tokens[len(PROMPT) :]
     engine = engine_of(next_token)
-    target, draft = open_model(engine, 0), open_model(engine, 1)
+    target, draft = open_target(engine, 0), open_draft(engine, 1)
     done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 40, eos=[new[place], new[place + 2], 1]))
     assert done.token_ids == new[: place + 1]
     assert done.stats.finish_reason == "stop"
     assert done.stats.completion_tokens == place + 1
     assert figures(done.stats) == expected
     num_committed = len(PROMPT) + place + 1
-    assert target.kv_len == num_committed - 1
-    assert draft.kv_len <= num_committed - 1
-    assert engine.cache(0)[: target.kv_len].tolist() == tokens[: num_committed - 1]
+    assert target.model.kv_len == num_committed - 1
+    assert draft.model.kv_len <= num_committed - 1
+    assert engine.cache(0)[: target.model.kv_len].tolist() == tokens[: num_committed - 1]
 
 
 @pytest.mark.parametrize("wrong", range(5))
 def test_eos_as_the_target_s_own_token_after_a_rejected_draft(wrong: int) -> None:
     tokens = continuation(hashed(13), 40)
     eos = tokens[len(PROMPT) + 1 + wrong]
-    done = run(open_model(engine_of(hashed(13))), Script(tokens, wrong), limits_of(4, 40, eos=[eos]))
+    done = run(open_target(engine_of(hashed(13))), Script(tokens, wrong), limits_of(4, 40, eos=[eos]))
     assert done.token_ids == tokens[len(PROMPT) :][: wrong + 2]
     assert done.stats.finish_reason == "stop"
     assert figures(done.stats) == (1, 4, wrong, 1, [0] * wrong + [1])
@@ -420,7 +333,7 @@ def test_eos_as_the_target_s_own_token_after_a_rejected_draft(wrong: int) -> Non
 def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
     tokens = continuation(hashed(13), 30)
     eos = next(token for token in range(VOCAB_SIZE) if token not in tokens)
-    done = run(open_model(engine_of(hashed(13))), Script(tokens, wrong, bad=eos), limits_of(4, 30, eos=[eos]))
+    done = run(open_target(engine_of(hashed(13))), Script(tokens, wrong, bad=eos), limits_of(4, 30, eos=[eos]))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert done.stats.finish_reason == "length"
 
@@ -428,7 +341,7 @@ def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
 def test_eos_in_the_prompt_does_not_stop_and_the_last_token_that_is_eos_says_stop() -> None:
     tokens = continuation(hashed(13), 6)
     eos = [*PROMPT, tokens[-1]]
-    done = run(open_model(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))
+    done = run(open_target(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert done.stats.finish_reason == "stop"
 
@@ -449,10 +362,10 @@ class Case:
     draft_spec: ModelSpec
 
     @property
-    def table(self) -> NextToken:
+    def table(self) -> Table:
         return hashed(self.seed, self.spec.vocab_size, self.memory)
 
-    def draft_table(self) -> NextToken:
+    def draft_table(self) -> Table:
         """The target's, another one, or one that is right two times in three; within the draft's vocabulary."""
         size, other = self.draft_spec.vocab_size, hashed(self.seed + 1, self.draft_spec.vocab_size, self.memory)
 
@@ -504,14 +417,14 @@ def check_figures(done: Run, case: Case) -> None:
 @given(cases())
 def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -> None:
     engine, draft_engine = Engine(case.spec, case.table), Engine(case.draft_spec, case.draft_table())
-    target, draft = open_model(engine), open_model(draft_engine)
+    target, draft = open_target(engine), open_draft(draft_engine)
     drafter: Drafter | None = ModelDrafter(draft, case.spec.vocab_size)
     if case.kind in ("none", "ngram"):
         drafter = NGramDrafter() if case.kind == "ngram" else None
 
     def between(tokens: list[int]) -> None:
-        check_caches(tokens, target, engine, True)
-        check_caches(tokens, draft, draft_engine, False)
+        check_caches(tokens, target.model, engine, True)
+        check_caches(tokens, draft.model, draft_engine, False)
 
     done = run(target, drafter, case.limits, case.prompt, between)
     assert (done.token_ids, done.stats.finish_reason) == plain(case.table, case.prompt, case.limits)
@@ -521,7 +434,7 @@ def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -
 def test_n_gram_drafts_continue_a_cycle() -> None:
     """A table that remembers one token runs into a cycle, which the drafter must find: nearly all is accepted then."""
     next_token = hashed(14, vocab_size=8, memory=1)
-    done = run(open_model(engine_of(next_token)), NGramDrafter(), limits_of(5, 121))
+    done = run(open_target(engine_of(next_token)), NGramDrafter(), limits_of(5, 121))
     assert done.token_ids == plain(next_token, PROMPT, limits_of(5, 121))[0]
     assert done.stats.rounds <= 30
 
@@ -555,20 +468,23 @@ def test_a_long_feed_is_cut_into_passes_that_leave_the_asked_rows_to_the_last(
     """Chunk 8; the fed tokens are the plain continuation, so each of the rows - 1 drafted ones is accepted."""
     next_token = hashed(15)
     engine = Engine(replace(fake_spec(VOCAB_SIZE, max_seq_len=64, k=7), max_width=8), next_token)
-    model = open_model(engine)
+    target = open_target(engine)
     tokens = continuation(next_token, 30, prompt=[1])
-    model.prefill(tokens[:cached])
+    target.model.prefill(tokens[:cached])
     engine.widths.clear()
     end = cached + length
-    assert model.verify(tokens[cached:end], rows - 1) == (rows - 1, tokens[end])
+    committed, drafted = tokens[: end - rows + 1], tokens[end - rows + 1 : end]
+    assert target.verify(committed, drafted) == (rows - 1, tokens[end])
     assert engine.widths == widths
-    assert model.kv_len == end
+    assert engine.rows[-1] == rows
+    assert target.model.kv_len == end
     assert engine.cache(0)[:end].tolist() == tokens[:end]
 
 
 def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() -> None:
     engine = engine_of(hashed(15))
-    model = open_model(engine)
+    target = open_target(engine)
+    model = target.model
     model.prefill([1, 2, 3, 4])
     for kv_len in (-1, 5):
         with pytest.raises(ValueError, match=f"rollback to {kv_len}, but the cache holds 4 tokens"):
@@ -576,30 +492,35 @@ def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() ->
     model.rollback(4)
     model.rollback(2)
     assert (model.kv_len, engine.cache(0)[:4].tolist(), engine.num_passes) == (2, [1, 2, 3, 4], 1)
-    assert model.verify([9], 0) == (0, hashed(15)([1, 2, 9]))
+    assert target.verify([1, 2, 9], []) == (0, hashed(15)([1, 2, 9]))
 
 
-@pytest.mark.parametrize(("ids", "num_drafted"), [([], 0), ([], 1), ([1], 1), ([1, 2], 2)])
-def test_feeding_nothing_before_the_drafts_is_refused(ids: list[int], num_drafted: int) -> None:
+@pytest.mark.parametrize("num_drafted", [0, 1, 2])
+@pytest.mark.parametrize("cached", [0, 3])
+def test_feeding_nothing_before_the_drafts_is_refused(num_drafted: int, cached: int) -> None:
     engine = engine_of(hashed(15))
-    with pytest.raises(ValueError, match=f"{len(ids)} tokens for {num_drafted + 1} rows after 0 cached ones"):
-        open_model(engine).verify(ids, num_drafted)
-    assert engine.num_passes == 0
+    target = open_target(engine)
+    target.model.prefill([1] * cached)
+    engine.widths.clear()
+    expected = f"{num_drafted} tokens for {num_drafted + 1} rows after {cached} cached ones"
+    with pytest.raises(ValueError, match=expected):
+        target.verify([1] * cached, [2] * num_drafted)
+    assert (engine.widths, target.model.kv_len) == ([], cached)
 
 
 def test_a_feed_fits_up_to_the_last_slot_and_not_beyond() -> None:
     engine = engine_of(hashed(15), max_seq_len=32)
-    model = open_model(engine)
+    target = open_target(engine)
     capacity = engine.spec.capacity
-    model.prefill([1] * (capacity - 1))
+    target.model.prefill([1] * (capacity - 1))
     with pytest.raises(ValueError, match=f"a total of at most {capacity}"):
-        model.verify([1, 1], 0)
-    assert model.verify([1], 0) == (0, hashed(15)([1] * capacity))
+        target.verify([1] * (capacity + 1), [])
+    assert target.verify([1] * capacity, []) == (0, hashed(15)([1] * capacity))
 
 
 def test_prefilling_nothing_is_no_pass() -> None:
     engine = engine_of(hashed(15))
-    open_model(engine).prefill([])
+    slot_of(engine).model.prefill([])
     assert engine.num_passes == 0
 
 
@@ -616,22 +537,22 @@ def test_a_drafter_that_raises_leaves_a_cache_that_can_be_used_again(num_rounds:
                 raise OSError("no draft today")
             return super().propose(committed, k)
 
-    target = open_model(engine_of(hashed(16)))
+    target = open_target(engine_of(hashed(16)))
     with pytest.raises(OSError, match="no draft today"):
         run(target, Failing(tokens, 2), limits_of(4, 30))
-    target.rollback(0)
+    target.model.rollback(0)
     assert run(target, Script(tokens, 2), limits_of(4, 30)).token_ids == tokens[len(PROMPT) :]
 
 
 def test_a_generator_that_is_closed_leaves_caches_that_can_be_used_again() -> None:
     tokens = continuation(hashed(17), 30)
     engine = engine_of(hashed(17))
-    target, draft = open_model(engine, 0), open_model(engine, 1)
+    target, draft = open_target(engine, 0), open_draft(engine, 1)
     rounds = generate_tokens(list(PROMPT), target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30), Stats())
     assert [next(rounds), next(rounds)] == [tokens[5:6], tokens[6:11]]
     rounds.close()  # type: ignore[attr-defined]
-    target.rollback(0)
-    draft.rollback(0)
+    target.model.rollback(0)
+    draft.model.rollback(0)
     done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert done.stats.draft_acceptance_rate == 1.0

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specrt.engines import load as backends
-from specrt.engines.errors import BackendError, BundleError, UsageError
-from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
-from specrt.engines.integrity import sha256_of
-from specrt.engines.manifest import (
-    MANIFEST_NAME,
-    SCHEMA_VERSION,
-    DraftEntry,
-    FileEntry,
-    Manifest,
-    ModelEntry,
-    Parity,
-    TokenizerEntry,
-    manifest_text,
+from specrt.engines.errors import BackendError, BundleError, ParityError, UsageError
+from specrt.runtime.runtime import load
+from tests.runtime.bundles import (
+    CONTEXT,
+    DRAFT_CONTEXT,
+    PROMPT,
+    VOCAB_SIZE,
+    Backend,
+    FailingTable,
+    Open,
+    num_slots,
+    target_table,
+    write_bundle,
 )
-from specrt.engines.seam import Engine
-from specrt.engines.spec import Contract, match_head_contract, model_contract
-from specrt.runtime.runtime import Runtime, load
-
-VOCAB_SIZE, K, CONTEXT, DRAFT_CONTEXT = 64, 4, 48, 40
-SPECS = {
-    "target": fake_spec(VOCAB_SIZE, CONTEXT, K, max_width=8),
-    "draft": fake_spec(VOCAB_SIZE, DRAFT_CONTEXT, K, max_width=8),
-}
-PROMPT = [3, 1, 4, 1, 5]
-
-
-def target_table(prefix: Sequence[int]) -> int:
-    """A hash of the whole prefix."""
-    digest = hashlib.blake2b(array("q", prefix).tobytes(), digest_size=4).digest()
-    return int.from_bytes(digest) % VOCAB_SIZE
 
 
 def plain(prompt: Sequence[int], count: int) -> list[int]:
@@ -51,109 +32,6 @@ def plain(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(target_table(tokens))
     return tokens[len(prompt) :]
-
-
-@dataclass
-class Draft:
-    """The draft's table: the target's, but for every third prefix; raises in the pass of number ``fails_at``."""
-
-    fails_at: int | None = None
-    num_calls: int = 0
-
-    def __call__(self, prefix: Sequence[int]) -> int:
-        self.num_calls += 1
-        if self.num_calls == self.fails_at:
-            raise OSError("the draft is gone")
-        token = target_table(prefix)
-        return token if len(prefix) % 3 else token ^ 1
-
-
-@dataclass
-class Backend:
-    """The backend ``fake``: a row of the table of backends, which keeps the engines that it loads."""
-
-    draft: Draft = field(default_factory=Draft)
-    engines: dict[str, FakeEngine] = field(default_factory=dict)
-
-    def __call__(self, graph: Path, contract: Contract, threads: int | None) -> Engine:
-        role = graph.parent.name
-        if role == "heads":
-            return FakeHead(next(spec for spec in SPECS.values() if match_head_contract(spec) == contract))
-        assert contract == model_contract(SPECS[role])
-        self.engines[role] = FakeEngine(SPECS[role], target_table if role == "target" else self.draft)
-        return self.engines[role]
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Backend:
-    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    backend = Backend()
-    monkeypatch.setitem(backends._LOADERS, "fake", backend)
-    return backend
-
-
-def entry(role: str) -> ModelEntry:
-    contract = model_contract(SPECS[role])
-    return ModelEntry(
-        source=role,
-        revision=None,
-        architecture="Fake",
-        graph=f"{role}/model",
-        spec=SPECS[role],
-        inputs=contract.inputs,
-        outputs=contract.outputs,
-        weights_bytes=0,
-        bytes_per_pass=0,
-        reference=f"{role}/reference",
-        parity=Parity(1, 0.0, 1.0, 1.0),
-    )
-
-
-def write_bundle(folder: Path, draft: str, eos: Sequence[int], ending: str = "") -> Path:
-    """A bundle whose token ``i`` is the word ``wi``; with an ``ending``, the words are spelled in bytes and end so."""
-    names = ["target/model", "target/reference", "draft/model", "draft/reference", "heads/match", "tokenizer.json"]
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    words = {f"w{index}{ending}": index for index in range(VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=f"w0{ending}"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    if ending:
-        tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        specrt_version="0",
-        created_utc="",
-        versions={},
-        backends=("fake",),
-        num_speculative_tokens=K,
-        eos_token_ids=tuple(eos),
-        target=entry("target"),
-        draft=DraftEntry(draft, entry("draft") if draft == "model" else None),
-        heads={"match": "heads/match"},
-        tokenizer=TokenizerEntry("tokenizer.json", None, None, None),
-        files={name: FileEntry((folder / name).stat().st_size, sha256_of(folder / name)) for name in names},
-    )
-    (folder / MANIFEST_NAME).write_text(manifest_text(manifest), encoding="utf-8")
-    return folder
-
-
-Open = Callable[..., Runtime]
-
-
-@pytest.fixture
-def open_bundle(tmp_path: Path, backend: Backend) -> Iterator[Open]:
-    """``open_bundle(draft="model", eos=(), ending="")``: a new bundle, opened and closed at the end."""
-    opened: list[Runtime] = []
-
-    def make(draft: str = "model", eos: Sequence[int] = (), ending: str = "") -> Runtime:
-        opened.append(load(write_bundle(tmp_path / str(len(opened)), draft, eos, ending)))
-        return opened[-1]
-
-    yield make
-    for runtime in opened:
-        runtime.close()
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -250,15 +128,11 @@ def test_what_the_text_holds_back_comes_at_the_end(open_bundle: Open) -> None:
 # --- one sequence after and beside another -------------------------------------------------------------------------
 
 
-def num_slots(backend: Backend) -> list[int]:
-    return [len(engine.open_slots) for engine in backend.engines.values()]
-
-
 @pytest.mark.parametrize("fails_at", range(1, 12))
 def test_a_draft_that_raises_leaves_a_runtime_that_answers(open_bundle: Open, backend: Backend, fails_at: int) -> None:
     """In its prefill, or at its first or a later token of a round, when the target's cache holds another prompt."""
     runtime = open_bundle()
-    backend.draft.fails_at = fails_at
+    cast(FailingTable, backend.draft).fails_at = fails_at
     with pytest.raises(OSError, match="the draft is gone"):
         runtime.generate([9] * 11, max_new_tokens=20)
     for _ in range(2):
@@ -339,11 +213,15 @@ def test_closing_gives_every_slot_back(open_bundle: Open, backend: Backend) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_new_tokens": -1}, "max_new_tokens: got -1, expected 0 or more"),
+        ({"max_new_tokens": -1}, "max_new_tokens: got -1, expected a whole number of 0 or more"),
         ({"num_speculative_tokens": 5}, "num_speculative_tokens: got 5, this bundle was exported for 0 to 4"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: got -1"),
-        ({"draft": "oracle"}, "draft: got 'oracle', expected ngram, model, none"),
+        ({"draft": "oracle"}, "draft: got 'oracle', expected one of ngram, model, none"),
         ({"draft": "model"}, "draft: got 'model', but this bundle has none"),
+        ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, token, block"),
+        ({"colour": "blue"}, "colour: not an option of a generation; expected some of banned_token_ids, "),
+        ({"stop": [""]}, "stop: string 0 is empty"),
+        ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids: got 64, expected ids in 0..63"),
         ({"prompt": [1] * CONTEXT}, "prompt: 48 tokens, the bundle's context is 48"),
         ({"prompt": []}, "prompt: got no tokens"),
         ({"prompt": [VOCAB_SIZE]}, "prompt: token 0 is 64"),
@@ -380,6 +258,20 @@ def test_a_backend_this_specrt_does_not_have_is_refused(
 
 def test_a_file_that_was_changed_is_refused(tmp_path: Path, backend: Backend) -> None:
     bundle = write_bundle(tmp_path / "bundle", "ngram", ())
-    (bundle / "heads" / "match").write_text("heads/matcH")
+    (bundle / "target" / "heads" / "match").write_text("target/heads/matcH")
     with pytest.raises(BundleError, match="SHA-256 is"):
         load(bundle)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused_and_the_slot_is_free_again(
+    open_bundle: Open, backend: Backend, value: float
+) -> None:
+    """An overflow of a half-precision model: greedy text would be token 0 for ever, with every draft accepted."""
+    finite = np.eye(VOCAB_SIZE, dtype=np.float32)[7]
+    backend.target = lambda prefix: np.where(np.arange(VOCAB_SIZE) == 3, value, finite) if prefix[0] == 1 else finite
+    runtime = open_bundle("self")
+    with pytest.raises(ParityError, match=f"target: the largest logit after the prompt is {value} in float32"):
+        runtime.generate([1, 2])
+    assert runtime.generate([2, 1], max_new_tokens=3).token_ids == [7, 7, 7]
+    assert num_slots(backend) == [2]

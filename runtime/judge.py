@@ -1,0 +1,129 @@
+"""From the logits of a pass to tokens, for one generation: process, warp, judge. A judge is its stages in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specrt.engines.heads import (
+    DRAFT_PROBS,
+    FILTER,
+    FILTER_WIDE,
+    MATCH,
+    MATCH_SAMPLED,
+    MIN_P,
+    NUM_SORTED,
+    PROBS,
+    SOFTMAX,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    UNIFORMS,
+)
+from specrt.engines.seam import Array
+from specrt.engines.spec import NUM_ACCEPTED, TOKENS
+from specrt.runtime.heads import SlotHeads, Warp
+from specrt.runtime.penalties import Processing
+from specrt.runtime.settings import Settings
+from specrt.runtime.uniforms import DRAFT, VERIFY, Uniforms
+
+
+class Judge:
+    """The target's judge: which drafted ids are accepted, and what comes next."""
+
+    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
+        self._processing = Processing(heads, settings, num_prompt_tokens)
+        self._is_processed = bool(self._processing.replaced)
+        self._uniforms: Uniforms | None = None
+        self._by_position = settings.rule == MATCH
+        variant = "processed" if self._is_processed else ""
+        if settings.is_greedy:
+            self._rule = self._alone = heads.head(MATCH, variant, self._processing.replaced)
+            self._warp: Warp | None = None
+        else:
+            self._uniforms = Uniforms(settings.seed or 0)
+            self._warp = warp_of(heads, settings, variant, self._processing.replaced)
+            self._alone = heads.head(MATCH_SAMPLED)
+            self._rule = self._alone if self._by_position else heads.head(settings.rule)
+            self._random = heads.memory[UNIFORMS]  # [max_rows, 3] f32
+
+    def judge(self, width: int, rows: int, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+        """(accepted n, the next token) from the last ``rows`` rows of a pass of ``width`` tokens.
+
+        Rows beyond ``len(drafted) + 1`` are repetitions and are not looked at.
+        """
+        if self._is_processed:
+            self._processing.run(width, rows, committed, (), drafted)
+        if self._warp is not None:
+            self._warp.run(width, rows)
+        if self._uniforms is not None:
+            if self._by_position:
+                self._random[:rows] = self._uniforms.at_positions(len(committed), rows)
+            else:
+                self._random[:rows] = self._uniforms.of_round(VERIFY, len(committed), rows)
+        rule = self._rule if drafted else self._alone
+        rule.run(width, rows)
+        accepted = min(int(rule.host[NUM_ACCEPTED][0]), len(drafted))
+        return accepted, int(rule.host[TOKENS][accepted])
+
+
+class DraftJudge:
+    """The draft's: one row at a time, the first most likely id when greedy, else drawn.
+
+    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``token``
+    and ``block`` the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``.
+    """
+
+    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int, draft_probs: Array | None) -> None:
+        self._processing = Processing(heads, settings, num_prompt_tokens)
+        replaced = self._processing.replaced
+        self._is_processed = bool(replaced)
+        self._uniforms: Uniforms | None = None
+        self._warps: list[Warp] = []
+        variant = "processed" if replaced else ""
+        if settings.is_greedy:
+            self._heads = [heads.head(MATCH, variant, replaced)]
+            return
+        self._uniforms = Uniforms(settings.seed or 0)
+        self._by_position = settings.rule == MATCH
+        rows = [None] if draft_probs is None else [draft_probs[i : i + 1] for i in range(len(draft_probs) - 1)]
+        self._heads = []
+        for index, row in enumerate(rows):
+            memory = {} if row is None else {PROBS: row}
+            step = "" if row is None else f" row {index}"
+            self._warps.append(warp_of(heads, settings, variant + step, {**replaced, **memory}))
+            self._heads.append(heads.head(MATCH_SAMPLED, step, memory))
+        self._random = heads.memory[UNIFORMS]  # [1, 3] f32
+
+    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int:
+        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave."""
+        if self._is_processed:
+            self._processing.run(width, 1, committed, drafted, ())
+        step = len(drafted) % len(self._heads)
+        if self._uniforms is not None:
+            self._warps[step].run(width, 1)
+            if self._by_position:
+                self._random[:] = self._uniforms.at_positions(len(committed) + len(drafted), 1)
+            else:
+                self._random[:] = self._uniforms.of_round(DRAFT, len(committed), len(drafted) + 1)[-1]
+        head = self._heads[step]
+        head.run(width, 1)
+        return int(head.host[TOKENS][0])
+
+
+def draft_probs(heads: SlotHeads, settings: Settings) -> Array | None:
+    """Where the rule of ``settings`` reads the draft's probabilities, [max_rows, V] f32; None where it needs none."""
+    if settings.rule == MATCH:
+        return None
+    heads.head(settings.rule)
+    return heads.memory[DRAFT_PROBS]
+
+
+def warp_of(heads: SlotHeads, settings: Settings, variant: str, replaced: Mapping[str, Array]) -> Warp:
+    """The warp of ``settings``, its parameters written."""
+    filters = FILTER if settings.top_k <= NUM_SORTED else FILTER_WIDE
+    warp = Warp(heads, filters if settings.filters else SOFTMAX, variant, replaced)
+    heads.memory[TEMPERATURE][:] = settings.temperature
+    if settings.filters:
+        heads.memory[TOP_K][:], heads.memory[TOP_P][:] = settings.top_k, settings.top_p
+        heads.memory[MIN_P][:] = settings.min_p
+    return warp

@@ -1,0 +1,43 @@
+"""Log-probabilities of emitted tokens: of the target's own logits, before penalties, temperature and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specrt.engines.heads import CHOSEN_IDS, LOGPROBS, TOKEN_LOGPROBS, TOP_IDS, TOP_LOGPROBS
+from specrt.runtime.heads import SlotHeads
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms. ``top`` holds (id, log-probability), the most likely first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Logprobs:
+    """The ``logprobs`` head of a slot, on the rows that judged a round."""
+
+    def __init__(self, heads: SlotHeads, num_top: int) -> None:
+        self._binding = heads.head(LOGPROBS)
+        self._num_top = num_top
+
+    def of(self, width: int, rows: int, tokens: Sequence[int]) -> list[TokenLogprobs]:
+        """Of ``tokens``, each from the row of the same number: the row that accepted, corrected or drew it."""
+        host = self._binding.host
+        host[CHOSEN_IDS][:rows] = 0
+        host[CHOSEN_IDS][: len(tokens)] = tokens
+        self._binding.run(width, rows)
+        top = [
+            tuple(zip(ids.tolist(), logs.tolist(), strict=True))
+            for ids, logs in zip(
+                host[TOP_IDS][: len(tokens), : self._num_top],
+                host[TOP_LOGPROBS][: len(tokens), : self._num_top],
+                strict=True,
+            )
+        ]
+        logprobs = host[TOKEN_LOGPROBS][: len(tokens)].tolist()
+        return [TokenLogprobs(*row) for row in zip(tokens, logprobs, top, strict=True)]

@@ -1,0 +1,146 @@
+"""What a caller asks of a generation. None means: not asked for (``specrt.runtime.settings`` has the rules)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypedDict
+
+from specrt.engines.errors import UsageError
+from specrt.engines.heads import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.engines.seam import Array
+from specrt.runtime.stops import checked_stops
+from specrt.runtime.uniforms import MAX_SEED
+
+RULES = (MATCH, TOKEN, BLOCK)
+DRAFTS = ("ngram", "model", "none")
+
+# (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
+LogitsProcessor = Callable[[Sequence[int], Array], Array | None]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of ``generate`` and ``stream``; see ``GenerationOptions``."""
+
+    max_new_tokens: int
+    num_speculative_tokens: int | None
+    draft: str | None
+    rule: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float]
+    banned_token_ids: Sequence[int]
+    logits_processors: Sequence[LogitsProcessor]
+    min_new_tokens: int
+    ignore_eos: bool
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    logprobs: int | None
+    reproducible: bool | None
+    model_defaults: bool
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """The options of one generation, checked. Raises ``UsageError`` for a value out of its range.
+
+    * ``max_new_tokens``: the most new tokens; ``min_new_tokens``: no EOS, stop id or stop string ends the text before.
+    * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model`` or ``none``.
+    * ``rule``: ``match``, ``token`` or ``block``.
+    * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
+    * ``seed``: the text is then a function of seed and target alone (unless ``rule`` asks for another rule than
+      ``match``): the same with any draft and any K.
+    * ``repetition_penalty`` divides (or multiplies) the logits of ids that occur in prompt or output;
+      ``presence_penalty`` and ``frequency_penalty`` are subtracted for ids of the output, once or for each occurrence.
+    * ``logit_bias`` is added to the logits of an id; ``banned_token_ids`` cannot be generated.
+    * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They see only
+      prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
+    * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
+    * ``logprobs``: that many of the target's most likely ids beside the log-probability of each emitted token.
+    * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
+    * ``model_defaults``: what is not given is taken from the model's own generation config.
+    """
+
+    max_new_tokens: int = 256
+    num_speculative_tokens: int | None = None
+    draft: str | None = None
+    rule: str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    banned_token_ids: Sequence[int] = ()
+    logits_processors: Sequence[LogitsProcessor] = ()
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    logprobs: int | None = None
+    reproducible: bool | None = None
+    model_defaults: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high, whole in _RANGES:
+            _check_number(name, getattr(self, name), low, high, whole)
+        for name, choices in (("rule", RULES), ("draft", DRAFTS)):
+            if (value := getattr(self, name)) is not None and value not in choices:
+                raise UsageError(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UsageError(
+                f"min_new_tokens: got {self.min_new_tokens}, expected at most max_new_tokens ({self.max_new_tokens})"
+            )
+        if self.repetition_penalty is not None and self.repetition_penalty <= 0:
+            raise UsageError(f"repetition_penalty: got {self.repetition_penalty}, expected more than 0; 1 is neutral")
+        for bias in (self.logit_bias or {}).values():
+            _check_number("logit_bias", bias, -1e4, 1e4, False)
+        for processor in self.logits_processors:
+            if not callable(processor):
+                raise UsageError(f"logits_processors: got {processor!r}, expected callables (token_ids, logits)")
+        object.__setattr__(self, "stop", checked_stops(self.stop))
+
+
+# name, least, most, whole numbers only
+_RANGES: tuple[tuple[str, float, float, bool], ...] = (
+    ("max_new_tokens", 0, float("inf"), True),
+    ("min_new_tokens", 0, float("inf"), True),
+    ("temperature", 0, 100, False),
+    ("top_k", 0, NUM_SORTED_WIDE, True),
+    ("top_p", 0, 1, False),
+    ("min_p", 0, 1, False),
+    ("seed", 0, MAX_SEED, True),
+    ("repetition_penalty", 0, 100, False),
+    ("presence_penalty", -100, 100, False),
+    ("frequency_penalty", -100, 100, False),
+    ("logprobs", 0, MAX_TOP_LOGPROBS, True),
+)
+
+
+def _check_number(name: str, value: Any, low: float, high: float, whole: bool) -> None:
+    """Raise ``UsageError`` unless ``value`` is None or a number of the range."""
+    if value is None and name not in ("max_new_tokens", "min_new_tokens"):
+        return
+    is_number = isinstance(value, int) or (isinstance(value, float) and not whole)
+    if not is_number or isinstance(value, bool) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        limits = f"from {low} to {high}" if high != float("inf") else f"of {low} or more"
+        raise UsageError(f"{name}: got {value!r}, expected {kind} {limits}")
+
+
+def options_of(given: Options) -> GenerationOptions:
+    """The checked options of keyword arguments. Raises ``UsageError`` for a name that is none."""
+    known = {field.name for field in fields(GenerationOptions)}
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{name}: not an option of a generation; expected some of {', '.join(sorted(known))}")
+    return GenerationOptions(**given)

@@ -1,0 +1,136 @@
+"""What changes logits before they are judged: the ``penalties`` head with its counts, and processors in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specrt.engines.errors import UsageError
+from specrt.engines.heads import (
+    CONTEXT_COUNTS,
+    ENDING_LIMIT,
+    FREQUENCY_PENALTY,
+    LOGIT_BIAS,
+    NUM_UNENDING_ROWS,
+    OUTPUT_COUNTS,
+    PENALTIES,
+    PRESENCE_PENALTY,
+    PROCESSED_LOGITS,
+    REPETITION_PENALTY,
+)
+from specrt.engines.seam import Array
+from specrt.engines.spec import LOGITS
+from specrt.runtime.heads import SlotHeads
+from specrt.runtime.options import LogitsProcessor
+from specrt.runtime.settings import Settings
+
+
+class Penalties:
+    """The ``penalties`` head of one generation. Counts follow the tokens: what is drafted and rejected is uncounted."""
+
+    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
+        self._binding = heads.head(PENALTIES)
+        host = self._binding.host
+        self._context, self._output = host[CONTEXT_COUNTS], host[OUTPUT_COUNTS]  # [V] f32 each
+        self._unending = host[NUM_UNENDING_ROWS]
+        self._num_prompt_tokens, self._min_new_tokens = num_prompt_tokens, settings.min_new_tokens
+        self._counted: list[int] = []
+        self._num_committed = 0
+        for name in (CONTEXT_COUNTS, OUTPUT_COUNTS, LOGIT_BIAS):
+            host[name][:] = 0
+        host[ENDING_LIMIT][:] = np.inf
+        vocab_size = len(host[LOGIT_BIAS])
+        for token_id, bias in settings.logit_bias.items():
+            if token_id < vocab_size:
+                host[LOGIT_BIAS][token_id] = bias
+        host[LOGIT_BIAS][[i for i in settings.banned_token_ids if i < vocab_size]] = -np.inf
+        host[ENDING_LIMIT][[i for i in settings.ending_ids if i < vocab_size]] = -np.inf
+        host[REPETITION_PENALTY][:] = settings.repetition_penalty
+        host[PRESENCE_PENALTY][:] = settings.presence_penalty
+        host[FREQUENCY_PENALTY][:] = settings.frequency_penalty
+
+    def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int]) -> None:
+        """Process ``rows`` rows, the first of which follows ``committed`` and ``ahead``."""
+        self._count(committed, ahead)
+        num_new = len(committed) + len(ahead) - self._num_prompt_tokens
+        self._unending[0] = max(0, self._min_new_tokens - num_new)
+        self._binding.run(width, rows)
+
+    def _count(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
+        """Uncount what was not committed when it was counted, then count up to the end of ``ahead``."""
+        counted = self._counted
+        while len(counted) > self._num_committed:
+            self._add(counted.pop(), len(counted), -1)
+        new = [*committed[len(counted) :], *ahead]
+        for token in new:
+            self._add(token, len(counted), 1)
+            counted.append(token)
+        self._num_committed = len(committed)
+
+    def _add(self, token: int, position: int, amount: int) -> None:
+        if token < len(self._context):
+            self._context[token] += amount
+            if position >= self._num_prompt_tokens:
+                self._output[token] += amount
+
+
+class Processors:
+    """Python callables on the rows of ``processed_logits``, in turn.
+
+    A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
+    never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are.
+    """
+
+    def __init__(self, memory: Array, source: Array | None, processors: Sequence[LogitsProcessor]) -> None:
+        self._logits, self._source, self._processors = memory, source, processors
+
+    def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> None:
+        """Change ``rows`` rows [R, V] f32 in place. Raises ``UsageError`` when no id is left, or the shape is wrong."""
+        if self._source is not None:
+            self._logits[:rows] = self._source[:rows]
+        prefix = [*committed, *ahead]
+        for row in range(rows):
+            self._apply(prefix, self._logits[row])
+            if row >= len(drafted) or self._logits[row, drafted[row]] == -np.inf:
+                break
+            prefix.append(drafted[row])
+
+    def _apply(self, prefix: list[int], logits: Array) -> None:
+        for processor in self._processors:
+            changed = processor(prefix, logits)
+            if changed is not None and changed is not logits:
+                if np.shape(changed) != logits.shape:
+                    raise UsageError(
+                        f"logits_processors: {processor!r} returned shape {np.shape(changed)}, expected {logits.shape}"
+                    )
+                logits[:] = changed
+        if not np.isfinite(logits.max()):
+            raise UsageError(
+                f"logits_processors: no id is left after {len(prefix)} tokens (largest logit {logits.max()}); "
+                "a processor must allow at least one"
+            )
+
+
+class Processing:
+    """Penalties, then processors, for one generation; ``logits`` names the memory that the next head reads."""
+
+    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
+        self._penalties = Penalties(heads, settings, num_prompt_tokens) if settings.penalizes else None
+        self._processors: Processors | None = None
+        self.replaced: dict[str, Array] = {}
+        if settings.logits_processors:
+            memory = heads.head(PENALTIES).host[PROCESSED_LOGITS]
+            source = None if self._penalties else heads.memory[LOGITS]
+            self._processors = Processors(memory, source, settings.logits_processors)
+        if self._penalties or self._processors:
+            self.replaced = {LOGITS: heads.memory[PROCESSED_LOGITS]}
+
+    def run(
+        self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]
+    ) -> None:
+        """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more."""
+        if self._penalties is not None:
+            self._penalties.run(width, rows, committed, ahead)
+        if self._processors is not None:
+            self._processors.run(rows, committed, ahead, drafted)

@@ -1,0 +1,75 @@
+"""A cached model and its judge: verdicts of the target on drafted ids, and the next ids of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specrt.engines.errors import ParityError
+from specrt.engines.spec import LOGITS
+from specrt.runtime.cached import CachedModel
+from specrt.runtime.judge import DraftJudge, Judge
+from specrt.runtime.logprobs import Logprobs, TokenLogprobs
+
+
+class Target:
+    """The target of one generation. ``logprobs`` holds those of the last verdict, where they were asked for."""
+
+    def __init__(self, model: CachedModel, judge: Judge, logprobs: Logprobs | None = None) -> None:
+        self.model, self._judge, self._logprobs = model, judge, logprobs
+        self.logprobs: list[TokenLogprobs] = []
+        self._is_checked = False
+
+    def verify(self, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+        """Feed what the cache lacks of ``committed``, and ``drafted``; return (accepted n, the target's next token).
+
+        Raises ``ValueError`` when the buffers cannot hold it, and ``ParityError`` when the first logits are not finite.
+        """
+        model = self.model
+        width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1)
+        if not self._is_checked:
+            self._check_finite()
+        accepted, token = self._judge.judge(width, rows, committed, drafted)
+        if self._logprobs is not None:
+            self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
+        return accepted, token
+
+    def commit(self, num_committed: int) -> None:
+        """The sequence has ``num_committed`` tokens: forget the KV of what was drafted beyond them."""
+        self.model.rollback(num_committed - 1)
+
+    def _check_finite(self) -> None:
+        """An overflow would otherwise look like a text of one token, with every draft accepted."""
+        self._is_checked = True
+        largest = self.model.host[LOGITS][0].max()  # NaN if any is
+        if not np.isfinite(largest):
+            raise ParityError(
+                f"target: the largest logit after the prompt is {largest} in {self.model.spec.dtype}, expected a finite"
+                " one; export the bundle again with --dtype fp32"
+            )
+
+
+class Draft:
+    """The draft model of one generation."""
+
+    def __init__(self, model: CachedModel, judge: DraftJudge) -> None:
+        self.model, self._judge = model, judge
+
+    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int:
+        """Feed what the cache lacks of ``committed`` and ``drafted``; return the id that the draft puts next."""
+        width, _ = self.model.feed(self._pending(committed, drafted), 1)
+        return self._judge.draw(width, committed, drafted)
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        """Feed what the cache lacks of ``committed``."""
+        self.model.prefill(self._pending(committed, ()))
+
+    def commit(self, num_committed: int) -> None:
+        """The sequence has ``num_committed`` tokens: forget what was drafted beyond them."""
+        self.model.rollback(min(self.model.kv_len, num_committed - 1))
+
+    def _pending(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        kv_len = self.model.kv_len
+        beyond = max(0, kv_len - len(committed))
+        return [*committed[kv_len:], *drafted[beyond:]]

@@ -1,0 +1,226 @@
+"""The effective settings of a generation, and where each came from. The rules are this file.
+
+* What the caller gives is used. The model's generation config is used only with ``model_defaults``, for what is not
+  given. Everything else is neutral: temperature 0, no filter, no penalty.
+* Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
+* The rule is ``match`` when greedy, with a seed, or when the draft does not sample (n-gram, none); else ``block``.
+* A seed implies ``reproducible``, unless another rule than ``match`` is asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from specrt.engines.errors import UsageError
+from specrt.engines.heads import BLOCK, MATCH
+from specrt.engines.manifest import Manifest
+from specrt.runtime.options import GenerationOptions, LogitsProcessor
+
+# Numbers that a model's generation config may give too; their defaults are neutral.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_GIVEN, _DEFAULT, _MODEL = "given", "default", "the model's generation config"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a generation runs with. ``sources`` says of each name where its value came from."""
+
+    max_new_tokens: int = 256
+    num_speculative_tokens: int = 0
+    draft: str = "none"
+    rule: str = MATCH
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    reproducible: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: Sequence[int] = ()
+    min_new_tokens: int = 0
+    ending_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
+    logprobs: int | None = None
+    logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k, top-p or min-p leave ids out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits are changed before they are judged, processors apart."""
+        changed = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return bool(changed or self.logit_bias or self.banned_token_ids or (self.min_new_tokens and self.ending_ids))
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """``{name: {value, source}}``, as ``--json`` prints it."""
+        shown = [f.name for f in fields(self) if f.name not in ("sources", "logits_processors")]
+        values: dict[str, Any] = {name: getattr(self, name) for name in shown}
+        values["logits_processors"] = len(self.logits_processors)
+        return {
+            name: {
+                "value": list(value) if isinstance(value, tuple) else value,
+                "source": self.sources.get(name, _DEFAULT),
+            }
+            for name, value in values.items()
+        }
+
+
+def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
+    """Resolve ``options`` for a bundle. Raises ``UsageError`` for what it cannot do."""
+    sources: dict[str, str] = {}
+    values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
+    if values["top_k"] >= manifest.target.spec.vocab_size:
+        values["top_k"] = 0
+    if reason := _why_greedy(values):
+        values.update(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+        sources["temperature"] = reason
+    k = _num_speculative_tokens(options, manifest, sources)
+    draft = _draft(options, manifest, k, sources)
+    is_greedy = values["temperature"] == 0
+    rule = _rule(options, draft, is_greedy, sources)
+    eos = () if options.ignore_eos else manifest.eos_token_ids
+    sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
+    _check_ids(options, manifest.target.spec.vocab_size)
+    given = ("max_new_tokens", "logit_bias", "banned_token_ids", "min_new_tokens", "stop", "logprobs")
+    defaults = GenerationOptions()
+    for name in (*given, "logits_processors"):
+        if getattr(options, name) != getattr(defaults, name):
+            sources[name] = _GIVEN
+    return Settings(
+        max_new_tokens=options.max_new_tokens,
+        num_speculative_tokens=k,
+        draft=draft,
+        rule=rule,
+        temperature=float(values["temperature"]),
+        top_k=int(values["top_k"]),
+        top_p=float(values["top_p"]),
+        min_p=float(values["min_p"]),
+        seed=_seed(options, is_greedy, sources),
+        reproducible=_reproducible(options, rule, sources),
+        repetition_penalty=float(values["repetition_penalty"]),
+        presence_penalty=float(values["presence_penalty"]),
+        frequency_penalty=float(values["frequency_penalty"]),
+        logit_bias=dict(options.logit_bias or {}),
+        banned_token_ids=tuple(options.banned_token_ids),
+        min_new_tokens=options.min_new_tokens,
+        ending_ids=tuple(sorted({*eos, *options.stop_token_ids})),
+        stop=tuple(options.stop),
+        logprobs=options.logprobs,
+        logits_processors=tuple(options.logits_processors),
+        sources=sources,
+    )
+
+
+def _sampling_value(name: str, options: GenerationOptions, manifest: Manifest, sources: dict[str, str]) -> float:
+    given = getattr(options, name)
+    if given is not None:
+        sources[name] = _GIVEN
+        return float(given)
+    if options.model_defaults and name in manifest.generation_defaults:
+        sources[name] = _MODEL
+        return manifest.generation_defaults[name]
+    return float(getattr(Settings(), name))
+
+
+def _why_greedy(values: Mapping[str, float]) -> str | None:
+    """Why settings above temperature 0 leave only the most likely id; None where they do not, or it is 0 anyway."""
+    if values["temperature"] == 0:
+        return None
+    reasons = {
+        "below 1e-5 is greedy": values["temperature"] < 1e-5,
+        "top_k 1 is greedy": values["top_k"] == 1,
+        "top_p near 0 is greedy": values["top_p"] < 1e-6,
+        "min_p 1 is greedy": values["min_p"] == 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _num_speculative_tokens(options: GenerationOptions, manifest: Manifest, sources: dict[str, str]) -> int:
+    built, wanted = manifest.num_speculative_tokens, options.num_speculative_tokens
+    sources["num_speculative_tokens"] = "the bundle's" if wanted is None else _GIVEN
+    if wanted is None:
+        return 0 if options.draft == "none" else built
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 0 <= wanted <= built:
+        raise UsageError(
+            f"num_speculative_tokens: got {wanted}, this bundle was exported for 0 to {built}; "
+            f"export again with --num-speculative-tokens {wanted}"
+        )
+    return wanted if options.draft != "none" else 0
+
+
+def _draft(options: GenerationOptions, manifest: Manifest, k: int, sources: dict[str, str]) -> str:
+    has_model = manifest.draft.kind != "ngram"
+    if options.draft == "model" and not has_model:
+        raise UsageError(
+            "draft: got 'model', but this bundle has none; export again with --draft MODEL or --draft self"
+        )
+    if k == 0:
+        sources["draft"] = "K is 0" if options.draft != "none" else _GIVEN
+        return "none"
+    sources["draft"] = "the bundle's" if options.draft is None else _GIVEN
+    return options.draft or ("model" if has_model else "ngram")
+
+
+def _rule(options: GenerationOptions, draft: str, is_greedy: bool, sources: dict[str, str]) -> str:
+    if is_greedy or draft == "none":
+        sources["rule"] = "all rules are one when greedy" if is_greedy else "nothing is drafted"
+        return MATCH
+    if options.rule is not None:
+        if options.rule != MATCH and draft != "model":
+            raise UsageError(
+                f"rule: got {options.rule!r}, but {draft} drafts are not sampled; use 'match', which accepts as much "
+                "of them, or a bundle with a draft model"
+            )
+        sources["rule"] = _GIVEN
+        return options.rule
+    if options.seed is not None:
+        sources["rule"] = "implied by seed"
+        return MATCH
+    sources["rule"] = "the draft samples" if draft == "model" else "the draft does not sample"
+    return BLOCK if draft == "model" else MATCH
+
+
+def _seed(options: GenerationOptions, is_greedy: bool, sources: dict[str, str]) -> int | None:
+    if options.seed is not None:
+        sources["seed"] = _GIVEN
+        return options.seed
+    if is_greedy:
+        return None
+    sources["seed"] = "drawn for this generation"
+    return secrets.randbits(63)
+
+
+def _reproducible(options: GenerationOptions, rule: str, sources: dict[str, str]) -> bool:
+    if options.reproducible is not None:
+        sources["reproducible"] = _GIVEN
+        return options.reproducible
+    if options.seed is not None and rule == MATCH:
+        sources["reproducible"] = "implied by seed"
+        return True
+    return False
+
+
+def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
+    groups = (
+        ("logit_bias", options.logit_bias or {}),
+        ("banned_token_ids", options.banned_token_ids),
+        ("stop_token_ids", options.stop_token_ids),
+    )
+    for name, ids in groups:
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+                raise UsageError(f"{name}: got {token_id!r}, expected ids in 0..{vocab_size - 1}")

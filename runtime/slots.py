@@ -1,0 +1,111 @@
+"""Slots: the memory of one sequence each, target's and draft's, kept for the next prompt that begins the same."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specrt.engines.heads import head_contract
+from specrt.engines.load import load_engine
+from specrt.engines.manifest import ModelEntry
+from specrt.engines.seam import Engine
+from specrt.engines.spec import ModelSpec, model_contract
+from specrt.runtime.cached import CachedModel
+from specrt.runtime.heads import HeadEngines, SlotHeads
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where engines come from: a bundle folder, a backend, and a number of threads (None: all cores)."""
+
+    bundle: Path
+    backend: str
+    threads: int | None
+
+
+class LoadedModel:
+    """A model's engine, of which each slot takes a binding."""
+
+    def __init__(self, place: Place, entry: ModelEntry) -> None:
+        self.entry = entry
+        self._engine = load_engine(place.backend, place.bundle / entry.graph, model_contract(entry.spec), place.threads)
+        self._slots = itertools.count()
+
+    def open(self) -> CachedModel:
+        """A new, empty cache."""
+        return CachedModel(self._engine, next(self._slots), self.entry.spec)
+
+
+def head_engines(place: Place, entry: ModelEntry, max_rows: int, vocab_size: int) -> HeadEngines:
+    """The heads of a model that judge up to ``max_rows`` rows and give ``vocab_size`` probabilities.
+
+    They run on one thread: a head is done before others would be awake.
+    """
+    spec: ModelSpec = replace(entry.spec, max_rows=max_rows)
+
+    def load(name: str) -> Engine:
+        return load_engine(place.backend, place.bundle / entry.heads[name], head_contract(name, spec, vocab_size), 1)
+
+    return HeadEngines(load)
+
+
+class SlotModel:
+    """A model's cache in a slot, and its heads there."""
+
+    def __init__(self, model: CachedModel, engines: HeadEngines) -> None:
+        self.model = model
+        self.heads = SlotHeads(engines, model.host)
+
+    def begin(self, prompt: Sequence[int], min_width: int) -> None:
+        """Keep of the cache what ``prompt`` begins with, its last token aside."""
+        self.model.min_width = min_width
+        self.model.rollback(self.model.reusable(prompt))
+
+    def close(self) -> None:
+        self.heads.close()
+        self.model.close()
+
+
+@dataclass
+class Slot:
+    """The memory of one sequence. ``draft`` is opened when it is first needed."""
+
+    target: SlotModel
+    draft: SlotModel | None = None
+
+    def close(self) -> None:
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+
+class SlotPool:
+    """Idle slots. May be used from several threads."""
+
+    def __init__(self, open_slot: Callable[[], Slot]) -> None:
+        self._open_slot = open_slot
+        self._idle: list[Slot] = []
+        self._lock = threading.Lock()
+
+    def take(self, prompt: Sequence[int]) -> Slot:
+        """The idle slot that holds most of ``prompt``, or a new one where none is idle."""
+        with self._lock:
+            if not self._idle:
+                return self._open_slot()
+            # A slot that holds nothing of use is better lost than one that does: the latest goes last.
+            best = max(range(len(self._idle)), key=lambda index: self._idle[index].target.model.reusable(prompt))
+            return self._idle.pop(best)
+
+    def give_back(self, slot: Slot) -> None:
+        """Make ``slot`` idle."""
+        with self._lock:
+            self._idle.append(slot)
+
+    def close(self) -> None:
+        """Close all idle slots."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()

@@ -1,0 +1,300 @@
+"""Models and heads on the fake engine for the loop's tests: tables, spies, scripted drafts, and PLAIN written by hand.
+
+A table maps a prefix to the next token, or to logits, by a hash of the prefix: a wrong position, a lost row or a bad
+rollback shows in the output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
+from specrt.engines.heads import WITHIN
+from specrt.engines.seam import Array
+from specrt.engines.spec import INPUT_IDS, ModelSpec, past_name
+from specrt.runtime.cached import CachedModel
+from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.heads import HeadEngines
+from specrt.runtime.judge import DraftJudge, Judge, draft_probs
+from specrt.runtime.predictor import Draft, Target
+from specrt.runtime.result import Stats
+from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import SlotModel
+from specrt.runtime.uniforms import Uniforms
+
+VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
+POISON = 1_000_003.0
+PROMPT = [11, 7, 5, 3, 2]
+ALL_K = range(1, 9)
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def hashed(seed: int, vocab_size: int = VOCAB_SIZE, memory: int = 0) -> Callable[[Sequence[int]], int]:
+    """A token that depends on the last ``memory`` tokens, or on all of them when that is 0."""
+
+    def next_token(prefix: Sequence[int]) -> int:
+        data = array("q", prefix[-memory:]).tobytes()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest()) % vocab_size
+
+    return next_token
+
+
+Logits = Callable[[Sequence[int]], Array]
+
+
+def hashed_logits(seed: int, vocab_size: int, memory: int = 0) -> Logits:
+    """Logits [V] f32 of at most 64 ids, multiples of 1/32 in -4 .. 4 (so that ties occur)."""
+
+    @lru_cache(maxsize=100_000)
+    def row(context: tuple[int, ...]) -> Array:
+        data = array("q", context).tobytes()
+        digest = hashlib.blake2b(data, digest_size=vocab_size, key=seed.to_bytes(4, "big")).digest()
+        logits = np.frombuffer(digest, np.uint8).astype(np.float32) / 32 - 4
+        logits.flags.writeable = False
+        return logits
+
+    return lambda prefix: row(tuple(prefix[-memory:]))
+
+
+def noisy(table: Logits, seed: int, vocab_size: int, amount: float = 0.25) -> Logits:
+    """``table`` and some noise, of another number of ids where ``vocab_size`` is not the table's."""
+    noise = hashed_logits(seed, vocab_size)
+
+    def logits(prefix: Sequence[int]) -> Array:
+        changed = np.float32(amount) * noise(prefix)
+        own = table(prefix)[:vocab_size]
+        changed[: len(own)] += own
+        return changed
+
+    return logits
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+
+class Engine(FakeEngine):
+    """Keeps its bindings and the widths and rows it ran, and refuses ids outside its vocabulary, as an embedding."""
+
+    def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
+        super().__init__(spec, next_token)
+        self.spec = spec
+        self.bindings: dict[int, Any] = {}
+        self.widths: list[int] = []
+        self.rows: list[int] = []
+
+    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Any:
+        self.bindings[slot] = super().open(slot, shared)
+        return self.bindings[slot]
+
+    def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
+        fed = host[INPUT_IDS][0, :width]
+        assert fed.min() >= 0 and fed.max() < self.spec.vocab_size
+        self.widths.append(width)
+        self.rows.append(rows)
+        super().compute(host, width, rows)
+
+    def cache(self, slot: int) -> Array:
+        """The token ids in the cache of ``slot``, stale ones included. [capacity] f32"""
+        cache: Array = self.bindings[slot].host[past_name("key", 0)].reshape(-1)
+        return cache
+
+
+def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = VOCAB_SIZE) -> Engine:
+    return Engine(fake_spec(vocab_size, max_seq_len), next_token)
+
+
+LoadHead = Callable[[ModelSpec, str, int], FakeHead]
+
+
+def slot_of(
+    engine: Engine, slot: int = 0, vocab_size: int | None = None, max_rows: int | None = None, load: LoadHead = FakeHead
+) -> SlotModel:
+    """A cache of ``engine`` and its heads, for ``vocab_size`` probabilities and at most ``max_rows`` rows."""
+    spec = replace(engine.spec, max_rows=max_rows or engine.spec.max_rows)
+    size = engine.spec.vocab_size if vocab_size is None else vocab_size
+    heads = HeadEngines(lambda name: load(spec, name, size))
+    return SlotModel(CachedModel(engine, slot, engine.spec), heads)
+
+
+def open_target(engine: Engine, slot: int = 0) -> Target:
+    """A greedy target."""
+    opened = slot_of(engine, slot)
+    return Target(opened.model, Judge(opened.heads, Settings(), 0))
+
+
+def open_draft(engine: Engine, slot: int = 0) -> Draft:
+    """A greedy draft, whose heads judge one row."""
+    opened = slot_of(engine, slot, max_rows=1)
+    return Draft(opened.model, DraftJudge(opened.heads, Settings(), 0, None))
+
+
+# --- the loop ------------------------------------------------------------------------------------------------------
+
+
+def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len: int = 256) -> Limits:
+    return Limits(frozenset(eos), max_new_tokens, max_seq_len, k)
+
+
+class Script:
+    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
+
+    def __init__(self, tokens: Sequence[int], wrong: int, bad: int | None = None) -> None:
+        self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
+        self.calls: list[int] = []
+        self.commits: list[int] = []
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        self.calls.append(k)
+        assert list(committed) == self.tokens[: len(committed)]
+        drafted = self.tokens[len(committed) :][:k]
+        if self.wrong < len(drafted):
+            drafted[self.wrong] = drafted[self.wrong] ^ 1 if self.bad is None else self.bad
+        return drafted
+
+    def commit(self, num_committed: int) -> None:
+        self.commits.append(num_committed)
+
+
+@dataclass
+class Run:
+    """One generation: what each round emitted, all new ids, and the figures."""
+
+    rounds: list[list[int]]
+    token_ids: list[int]
+    stats: Stats
+
+
+Between = Callable[[list[int]], None]
+
+
+def run(
+    target: Target,
+    drafter: Drafter | None,
+    limits: Limits,
+    prompt: Sequence[int] = PROMPT,
+    between: Between = lambda tokens: None,
+) -> Run:
+    """Generate to the end; ``between`` is called with the committed tokens after each round."""
+    tokens, stats, rounds = list(prompt), Stats(), []
+    for emitted in generate_tokens(tokens, target, drafter, limits, stats):
+        rounds.append(list(emitted))
+        between(tokens)
+    token_ids = tokens[len(prompt) :]
+    assert list(chain.from_iterable(rounds)) == token_ids
+    return Run(rounds, token_ids, stats)
+
+
+def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
+    return stats.rounds, stats.drafted, stats.accepted, stats.own, stats.acceptance_histogram
+
+
+class Pair:
+    """A target and a draft in one slot, for one generation after another, as the runtime begins them."""
+
+    def __init__(self, target: Engine, draft: Engine, load: LoadHead = FakeHead) -> None:
+        vocab_size = target.spec.vocab_size
+        self.engine, self.draft_engine = target, draft
+        self.target = slot_of(target, 0, load=load)
+        self.draft = slot_of(draft, int(draft is target), vocab_size, max_rows=1, load=load)
+
+    def begin_target(self, settings: Settings, prompt: Sequence[int]) -> Target:
+        self.target.begin(prompt, 2 if settings.reproducible else 1)
+        return Target(self.target.model, Judge(self.target.heads, settings, len(prompt)))
+
+    def begin_draft(self, settings: Settings, prompt: Sequence[int]) -> Draft:
+        self.draft.begin(prompt, 1)
+        probs = draft_probs(self.target.heads, settings)
+        return Draft(self.draft.model, DraftJudge(self.draft.heads, settings, len(prompt), probs))
+
+    def run(
+        self,
+        settings: Settings,
+        prompt: Sequence[int] = PROMPT,
+        drafter: Drafter | None = None,
+        between: Between = lambda tokens: None,
+    ) -> Run:
+        """A generation with ``drafter``, or else with what ``settings`` name."""
+        target = self.begin_target(settings, prompt)
+        if settings.draft == "model" and drafter is None:
+            drafter = ModelDrafter(self.begin_draft(settings, prompt), self.engine.spec.vocab_size)
+        elif settings.draft == "ngram":
+            drafter = NGramDrafter()
+        k, max_seq_len = settings.num_speculative_tokens, self.engine.spec.max_seq_len
+        limits = Limits(frozenset(settings.ending_ids), settings.max_new_tokens, max_seq_len, k)
+        return run(target, drafter, limits, prompt, between)
+
+
+def pair_of(
+    target: NextToken,
+    draft: NextToken | None,
+    vocab_size: int,
+    draft_vocab_size: int | None = None,
+    load: LoadHead = FakeHead,
+) -> Pair:
+    """A pair for K up to 8 and 256 tokens; without ``draft`` the target drafts for itself."""
+    engine = engine_of(target, vocab_size=vocab_size)
+    drafting = engine if draft is None else engine_of(draft, vocab_size=draft_vocab_size or vocab_size)
+    return Pair(engine, drafting, load)
+
+
+# --- PLAIN ---------------------------------------------------------------------------------------------------------
+
+
+def decode(table: Logits, settings: Settings, prompt: Sequence[int], max_seq_len: int = 256) -> list[int]:
+    """PLAIN: the new ids, token by token, from the definitions and in float64. ``match``'s uniforms."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + settings.max_new_tokens, max_seq_len):
+        logits = penalized(table(tokens), settings, tokens, len(prompt))
+        if settings.temperature == 0:
+            tokens.append(int(np.argmax(logits)))
+        else:
+            uniform = Uniforms(settings.seed or 0).at_positions(len(tokens), 1)[0, WITHIN]
+            cdf = np.cumsum(distribution(logits, settings))
+            tokens.append(int(np.searchsorted(cdf, uniform * cdf[-1], side="right")))
+        if tokens[-1] in settings.ending_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+def penalized(logits: Array, settings: Settings, tokens: Sequence[int], num_prompt_tokens: int) -> Array:
+    """The logits of the token after ``tokens``: biases, bans and penalties, then the processors. [V] f64"""
+    logits, output = logits.astype(np.float64), tokens[num_prompt_tokens:]
+    for token, bias in settings.logit_bias.items():
+        logits[token] += bias
+    logits[list(settings.banned_token_ids)] = -np.inf
+    if len(output) < settings.min_new_tokens:
+        logits[list(settings.ending_ids)] = -np.inf
+    for token in set(tokens):
+        penalty = settings.repetition_penalty
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    for token in set(output):
+        logits[token] -= settings.presence_penalty + settings.frequency_penalty * list(output).count(token)
+    for processor in settings.logits_processors:
+        changed = processor(tokens, logits)
+        logits = logits if changed is None else changed
+    return logits
+
+
+def distribution(logits: Array, settings: Settings) -> Array:
+    """Probabilities after temperature, top-k, top-p and min-p, ties kept. [V] f64"""
+    p: Array = np.exp((logits - logits.max()) / settings.temperature)
+    if settings.top_k:
+        p[p < np.sort(p)[-settings.top_k]] = 0
+    p /= p.sum()
+    floor = settings.min_p * p.max()
+    if settings.top_p < 1:
+        most_likely = np.sort(p)[::-1]
+        floor = max(floor, most_likely[np.searchsorted(np.cumsum(most_likely), settings.top_p)])
+    p[p < floor] = 0
+    p /= p.sum()
+    return p

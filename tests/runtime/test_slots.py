@@ -1,0 +1,242 @@
+"""Slots that are used again: what is reused is exact and right, and nothing of an earlier sequence shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from specrt.engines.fake import fake_spec
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import Slot, SlotPool
+from tests.runtime.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
+from tests.runtime.fakes import POISON, Engine, decode, hashed, slot_of
+
+LONG = [(7 * i) % 60 for i in range(24)]
+each_way = pytest.mark.parametrize("way", WAYS, ids=range(len(WAYS)))
+
+
+# --- prefixes ------------------------------------------------------------------------------------------------------
+
+
+@each_way
+@pytest.mark.parametrize(
+    ("second", "reused"),
+    [
+        (LONG, 23),  # all but the last token, whose row is needed
+        (LONG[:10], 9),
+        (LONG[:1], 0),
+        ([*LONG[:10], 61], 10),
+        ([*LONG[:10], 61, *LONG[11:]], 10),
+        ([61, *LONG[1:]], 0),
+        ([*LONG, 61], 24),
+    ],
+)
+def test_a_prompt_reuses_what_it_shares_with_an_earlier_one(
+    open_bundle: Open, runtime: Runtime, second: list[int], reused: int, way: dict[str, Any]
+) -> None:
+    runtime.generate(LONG, max_new_tokens=9, **{**way, "reproducible": True})
+    result = runtime.generate(second, max_new_tokens=12, **way)
+    assert result.stats.reused_prompt_tokens == reused
+    assert shown(result) == alone(open_bundle, second, max_new_tokens=12, **way)
+
+
+@each_way
+def test_an_answer_is_part_of_what_is_reused(open_bundle: Open, runtime: Runtime, way: dict[str, Any]) -> None:
+    """As in a chat: all of prompt and answer but the newest token, which was never fed."""
+    answer = runtime.generate(LONG, max_new_tokens=9, **{**way, "reproducible": True}).token_ids
+    turn = [*LONG, *answer, 5, 6]
+    result = runtime.generate(turn, max_new_tokens=9, **way)
+    assert result.stats.reused_prompt_tokens == len(LONG) + 8
+    assert shown(result) == alone(open_bundle, turn, max_new_tokens=9, **way)
+
+
+def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, models: Backend) -> None:
+    """Three slots, because three streams are open at once; each of the later prompts finds the best."""
+    prompts = [LONG, [*LONG[:12], *[9] * 6], [8] * 20]
+    streams = [iter(runtime.stream(prompt, max_new_tokens=4)) for prompt in prompts]
+    for pieces in streams:
+        next(pieces)
+    for pieces in reversed(streams):
+        list(pieces)
+    asked = [([*LONG, 1], 24), ([*LONG[:12], 9, 9, 1], 14), ([8] * 9, 8), ([*LONG[:20], 2], 20), ([8, 8, 1], 2)]
+    for prompt, reused in asked:
+        assert runtime.generate(prompt, max_new_tokens=1).stats.reused_prompt_tokens == reused
+    assert num_slots(models) == [3, 3]
+
+
+class Held(Slot):
+    """A slot that claims to hold ``held`` tokens of any prompt."""
+
+    def __init__(self, held: int) -> None:
+        self.held, self.is_closed = held, False
+        self.target: Any = self
+        self.model = self
+
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return min(self.held, len(prompt))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
+    opened: list[Slot] = []
+    pool = SlotPool(lambda: opened.append(Held(len(opened))) or opened[-1])  # type: ignore[func-returns-value]
+    slots = [pool.take([1] * 9) for _ in range(3)]
+    assert slots == opened and len(opened) == 3
+    for slot in slots:
+        pool.give_back(slot)
+    assert [pool.take([1] * 9) for _ in range(4)] == [opened[2], opened[1], opened[0], opened[3]]
+    opened[0].held = opened[1].held = 0  # type: ignore[attr-defined]
+    for slot in (opened[1], opened[0]):
+        pool.give_back(slot)
+    assert pool.take([1]) is opened[1]  # of those that hold nothing, the one that lay idle longest
+    pool.give_back(opened[1])
+    pool.close()
+    assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
+
+
+# --- passes of two rows --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Wide:
+    """Which tokens' KV came from passes of two tokens or more, noted pass by pass."""
+
+    tokens: list[int] = field(default_factory=list)
+    is_wide: list[bool] = field(default_factory=list)
+
+    def feed(self, ids: Sequence[int], widths: Sequence[int]) -> None:
+        self.tokens += ids
+        left = len(ids)
+        for width in widths:
+            self.is_wide += [width > 1] * min(width, left)
+            left -= width
+
+    def rollback(self, kv_len: int) -> None:
+        del self.tokens[kv_len:], self.is_wide[kv_len:]
+
+    def reusable(self, prompt: Sequence[int], min_width: int) -> int:
+        count = 0
+        while count < min(len(self.tokens), len(prompt) - 1) and self.tokens[count] == prompt[count]:
+            if min_width > 1 and not self.is_wide[count]:
+                break
+            count += 1
+        return count
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("feed"), st.lists(st.integers(0, 1), min_size=1, max_size=7), st.integers(1, 3)),
+        st.tuples(st.just("back"), st.integers(0, 20), st.none()),
+        st.tuples(st.just("begin"), st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 2)),
+    ),
+    max_size=12,
+)
+
+
+@hypothesis_settings(max_examples=300)
+@given(STEPS, st.lists(st.integers(0, 1), max_size=25))
+def test_a_reproducible_prompt_reuses_only_what_came_from_wide_passes(
+    steps: list[tuple[str, Any, Any]], prompt: list[int]
+) -> None:
+    """Narrow passes among wide ones, rolled back and fed again, cut into passes of at most 4."""
+    engine = Engine(replace(fake_spec(2, max_seq_len=200, k=4), max_width=4), hashed(1, 2))
+    slot = slot_of(engine)
+    model, wide = slot.model, Wide()
+    for kind, given_ids, number in steps:
+        engine.widths.clear()
+        if kind == "feed":
+            model.feed(given_ids, min(number, len(given_ids)))
+            wide.feed(given_ids, engine.widths)
+        elif kind == "back":
+            wide.rollback(min(given_ids, model.kv_len))
+            model.rollback(min(given_ids, model.kv_len))
+        else:
+            wide.rollback(wide.reusable(given_ids, number))
+            slot.begin(given_ids, number)
+        assert model.kv_len == len(wide.tokens)
+        assert engine.cache(0)[: model.kv_len].tolist() == wide.tokens
+        for asked in (prompt, wide.tokens, [*wide.tokens, 1]):
+            assert model.reusable(asked) == wide.reusable(asked, model.min_width)
+
+
+@pytest.mark.parametrize(("first", "reused"), [({}, 10), ({"reproducible": True}, 23)])
+def test_a_narrow_pass_of_another_request_is_not_reused_by_a_reproducible_one(
+    runtime: Runtime, first: dict[str, Any], reused: int
+) -> None:
+    """Plain decoding of ten tokens feeds nine of them one by one."""
+    answer = runtime.generate(LONG[:10], max_new_tokens=15, draft="none", **first).token_ids
+    prompt = [*LONG[:10], *answer]
+    assert runtime.generate(prompt[:24], max_new_tokens=1, seed=1).stats.reused_prompt_tokens == reused
+
+
+@pytest.mark.parametrize("way", [{"seed": 1}, {"seed": 1, "temperature": 1.0}, {"reproducible": True}])
+@pytest.mark.parametrize("length", [1, 8, 9, 10, CONTEXT - K - 2, CONTEXT - 2, CONTEXT - 1])
+def test_no_pass_is_narrower_than_two_when_it_must_not_be(
+    runtime: Runtime, models: Backend, way: dict[str, Any], length: int
+) -> None:
+    """To the last slot of the context, with chunks of 8 tokens; the draft's passes may be narrow."""
+    prompt = [3] * length
+    for k in range(K + 1):
+        result = runtime.generate(prompt, max_new_tokens=99, num_speculative_tokens=k, **way)
+        assert len(result.token_ids) == CONTEXT - length
+    engine = models.engines["target"]
+    assert min(engine.widths) >= 2 and min(engine.rows) >= 2
+    assert max(engine.widths) <= engine.spec.max_width and max(engine.rows) <= engine.spec.max_rows
+    settings = Settings(max_new_tokens=99, temperature=way.get("temperature", 0.0), seed=1)
+    assert result.token_ids == decode(TABLE, settings, prompt, CONTEXT)
+
+
+# --- stale slots ---------------------------------------------------------------------------------------------------
+
+
+@each_way
+def test_poison_in_stale_slots_changes_nothing(open_bundle: Open, models: Backend, way: dict[str, Any]) -> None:
+    """After each piece, and so between two generations, whatever lies beyond the committed tokens is overwritten."""
+    expected = {length: alone(open_bundle, LONG[:length], max_new_tokens=20, **way) for length in (24, 5)}
+    runtime = open_bundle()  # the latest, whose engines ``models`` has
+    take, taken = runtime._pool.take, list[Slot]()
+    runtime._pool.take = lambda prompt: taken.append(take(prompt)) or taken[-1]  # type: ignore[func-returns-value, method-assign]
+    for length in (24, 5, 24, 5):
+        stream = runtime.stream(LONG[:length], max_new_tokens=20, **way)
+        for _ in stream:
+            parts = [part.model for part in (taken[-1].target, taken[-1].draft) if part is not None]
+            for model, engine in zip(parts, models.engines.values(), strict=False):
+                engine.cache(0)[model.kv_len :] = POISON
+        assert shown(stream.result) == expected[length]
+    assert len(taken) == 4 and all(slot is taken[0] for slot in taken)
+    assert (taken[0].draft is None) == (way.get("draft") in ("ngram", "none"))
+
+
+# --- beside each other ---------------------------------------------------------------------------------------------
+
+
+def requests() -> Iterator[tuple[list[int], dict[str, Any]]]:
+    for index, way in enumerate(WAYS * 2):
+        yield [*LONG[: 3 + index], index], {"max_new_tokens": 12 + index % 3, **way}
+
+
+def test_interleaved_streams_answer_as_alone(open_bundle: Open, runtime: Runtime) -> None:
+    streams = [runtime.stream(prompt, **options) for prompt, options in requests()]
+    waiting = [iter(stream) for stream in streams]
+    while waiting:
+        waiting = [pieces for pieces in waiting if next(pieces, None) is not None]
+    expected = [alone(open_bundle, prompt, **options) for prompt, options in requests()]
+    assert [shown(stream.result) for stream in streams] == expected
+
+
+def test_four_threads_answer_as_one(open_bundle: Open, runtime: Runtime, models: Backend) -> None:
+    expected = [alone(open_bundle, prompt, **options) for prompt, options in requests()]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            running = [threads.submit(runtime.generate, prompt, **options) for prompt, options in requests()]
+            assert [shown(future.result()) for future in running] == expected

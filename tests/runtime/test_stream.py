@@ -1,0 +1,228 @@
+"""Where a text ends: stop strings, stop ids and lengths cut ids, text, log-probabilities, figures and caches alike.
+
+PLAIN looks for stop strings in the text of each beginning of the plain ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from specrt.engines import load as backends
+from specrt.runtime.result import Result
+from specrt.runtime.runtime import Runtime, load
+from specrt.runtime.settings import Settings
+from tests.runtime.bundles import PROMPT, VOCAB_SIZE, Backend, Open, write_bundle
+from tests.runtime.fakes import decode, hashed_logits, noisy
+
+K, EOS = 8, 63
+TABLE = hashed_logits(1, VOCAB_SIZE)
+DRAFT = noisy(TABLE, 2, VOCAB_SIZE, 0.125)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
+    """A model's drafts, K = 8 at most, and the EOS id 63."""
+    backend, folder = Backend(TABLE, DRAFT, K), tmp_path_factory.mktemp("stream")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECRT_CACHE", str(folder / "cache"))
+        patch.setitem(backends._LOADERS, "fake", backend)
+        with load(write_bundle(folder / "bundle", "model", [EOS], backend=backend)) as opened:
+            yield opened
+
+
+class Plain(NamedTuple):
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stop: int | str | None
+
+
+def words(ids: Sequence[int]) -> str:
+    return " ".join(f"w{token}" for token in ids)
+
+
+def plain(
+    prompt: Sequence[int],
+    stops: Sequence[str] = (),
+    ending_ids: Sequence[int] = (),
+    min_new_tokens: int = 0,
+    max_new_tokens: int = 20,
+    **sampling: Any,
+) -> Plain:
+    """The first place where a stop string ends that ``min_new_tokens`` lets count, or else an id or the length."""
+    settings = Settings(
+        max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens, ending_ids=tuple(ending_ids), **sampling
+    )
+    ids = decode(TABLE, settings, prompt, max_seq_len=48)
+    for count in range(max(min_new_tokens, 1), len(ids) + 1):
+        text = words(ids[:count])
+        for end in range(len(words(ids[: count - 1])) + 1, len(text) + 1):
+            if found := [stop for stop in stops if text[:end].endswith(stop)]:
+                stop = max(found, key=len)
+                return Plain(ids[:count], text[: end - len(stop)], "stop", stop)
+    ended = bool(ids) and ids[-1] in ending_ids
+    return Plain(ids, words(ids), "stop" if ended else "length", ids[-1] if ended else None)
+
+
+def outcome(result: Result) -> Plain:
+    return Plain(result.token_ids, result.text, result.finish_reason, result.stop)
+
+
+def check(runtime: Runtime, prompt: Sequence[int], expected: Plain, **options: Any) -> Result:
+    """Pieces, result, figures and log-probabilities of a generation agree, and so do the caches it leaves."""
+    stream = runtime.stream(prompt, logprobs=0, **options)
+    pieces = []
+    for piece in stream:
+        pieces.append(piece)
+        assert piece and expected.text.startswith("".join(pieces))
+    result = stream.result
+    assert outcome(result) == expected
+    assert "".join(pieces) == result.text
+    stats = result.stats
+    assert [entry.token_id for entry in result.logprobs or []] == result.token_ids
+    assert stats.completion_tokens == len(result.token_ids) == bool(result.token_ids) + stats.accepted + stats.own
+    assert (stats.finish_reason or "length") == result.finish_reason
+    assert stats.rounds == sum(stats.acceptance_histogram)
+    longer = [*prompt, *result.token_ids, 1]
+    if result.token_ids and len(longer) < 48:
+        after = runtime.generate(longer, max_new_tokens=1, reproducible=options.get("reproducible"))
+        assert after.stats.reused_prompt_tokens == len(longer) - 2  # all but the newest and this one
+        assert after.token_ids == [int(np.argmax(TABLE(longer)))]
+    return result
+
+
+# --- each way to end, at each K ------------------------------------------------------------------------------------
+
+CONTINUATION = plain(PROMPT).token_ids
+each_k = pytest.mark.parametrize("k", range(K + 1))
+each_draft = pytest.mark.parametrize("draft", ["model", "ngram"])
+
+
+@each_k
+@each_draft
+def test_a_stop_string_over_several_tokens_ends_the_text_before_it(runtime: Runtime, k: int, draft: str) -> None:
+    """From the middle of a word to the middle of a later one, at each place of the text."""
+    for place in range(14):
+        before, inside = words(CONTINUATION[:place]), words(CONTINUATION[: place + 3])
+        stop = inside[len(before) + 2 : -1]
+        expected = plain(PROMPT, [stop])
+        assert expected.finish_reason == "stop"
+        check(runtime, PROMPT, expected, max_new_tokens=20, stop=stop, num_speculative_tokens=k, draft=draft)
+
+
+@each_k
+def test_a_stop_id_and_eos_end_the_text_with_them(runtime: Runtime, k: int) -> None:
+    for place in range(14):
+        token = CONTINUATION[place]
+        expected = plain(PROMPT, ending_ids=[token, EOS])
+        assert expected.stop == token
+        options = {"max_new_tokens": 20, "num_speculative_tokens": k}
+        check(runtime, PROMPT, expected, stop_token_ids=[token], **options)
+
+
+@each_k
+def test_min_new_tokens_defers_ids_and_strings(runtime: Runtime, k: int) -> None:
+    """The id is not generated before, other ids take its place; the string is text."""
+    for place, min_new_tokens in [(0, 1), (0, 5), (2, 3), (2, 4), (5, 9), (5, 6)]:
+        token = CONTINUATION[place]
+        options = {"min_new_tokens": min_new_tokens, "num_speculative_tokens": k, "max_new_tokens": 20}
+        by_id = plain(PROMPT, ending_ids=[token, EOS], min_new_tokens=min_new_tokens)
+        assert token not in by_id.token_ids[:min_new_tokens]
+        check(runtime, PROMPT, by_id, stop_token_ids=[token], **options)
+        by_string = plain(PROMPT, ["w"], min_new_tokens=min_new_tokens)
+        assert len(by_string.token_ids) == min_new_tokens
+        assert by_string.text == words(by_string.token_ids[:-1]) + " " * (min_new_tokens > 1)
+        check(runtime, PROMPT, by_string, stop=["w"], **options)
+
+
+@each_k
+def test_a_match_at_the_last_token_wanted_is_a_stop(runtime: Runtime, k: int) -> None:
+    for count in range(2, 12):
+        stop = words(CONTINUATION[:count])[-3:]
+        expected = plain(PROMPT, [stop], max_new_tokens=count)
+        if len(expected.token_ids) == count:
+            assert (expected.finish_reason, expected.stop) == ("stop", stop)
+        check(runtime, PROMPT, expected, stop=stop, max_new_tokens=count, num_speculative_tokens=k)
+        token = CONTINUATION[count - 1]
+        expected = plain(PROMPT, ending_ids=[token, EOS], max_new_tokens=count)
+        assert (expected.finish_reason, expected.stop) == ("stop", token)
+        check(runtime, PROMPT, expected, stop_token_ids=[token], max_new_tokens=count, num_speculative_tokens=k)
+
+
+@each_k
+def test_a_token_that_completes_a_string_and_is_an_ending_id(runtime: Runtime, k: int) -> None:
+    token = CONTINUATION[6]
+    result = runtime.generate(
+        PROMPT, stop=[f" w{token}"], stop_token_ids=[token], max_new_tokens=20, num_speculative_tokens=k
+    )
+    assert outcome(result) == Plain(CONTINUATION[:7], words(CONTINUATION[:6]), "stop", f" w{token}")
+
+
+@each_k
+def test_the_prompt_s_text_does_not_count(runtime: Runtime, k: int) -> None:
+    stops = [f"w{PROMPT[-1]} w{CONTINUATION[0]}", f" w{CONTINUATION[0]} w{CONTINUATION[1]}"]
+    result = check(runtime, PROMPT, plain(PROMPT, stops), stop=stops, max_new_tokens=20, num_speculative_tokens=k)
+    assert result.token_ids == CONTINUATION
+
+
+@each_k
+def test_a_string_that_never_comes_holds_nothing_back_in_the_end(runtime: Runtime, k: int) -> None:
+    stops = [words(CONTINUATION[-3:]) + "!", words(CONTINUATION)[5:] + " "]
+    result = check(runtime, PROMPT, plain(PROMPT, stops), stop=stops, max_new_tokens=20, num_speculative_tokens=k)
+    assert (result.finish_reason, result.text) == ("length", words(CONTINUATION))
+
+
+# --- all at once ---------------------------------------------------------------------------------------------------
+
+
+@hypothesis_settings(max_examples=150)
+@given(data=st.data())
+def test_every_end_is_plain_s(runtime: Runtime, data: st.DataObject) -> None:
+    prompt = data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=46))
+    sampling: dict[str, Any] = data.draw(st.sampled_from([{}, {"temperature": 1.0, "seed": 5}]))
+    count = data.draw(st.integers(0, 25))
+    ids = plain(prompt, max_new_tokens=count, **sampling).token_ids
+    text = words(ids) or "w"
+    cuts = st.tuples(st.integers(0, len(text)), st.integers(1, 9)).map(lambda cut: text[cut[0] :][: cut[1]] or "!")
+    stops = data.draw(st.lists(cuts, max_size=2))
+    stop_ids = data.draw(st.lists(st.sampled_from(ids or [0]), max_size=2))
+    options: dict[str, Any] = {
+        **sampling,
+        "max_new_tokens": count,
+        "min_new_tokens": data.draw(st.integers(0, count)),
+    }
+    expected = plain(prompt, stops, [*stop_ids, EOS], **options)
+    options["num_speculative_tokens"] = data.draw(st.integers(0, K))
+    options["draft"] = data.draw(st.sampled_from(["model", "ngram", None]))
+    check(runtime, prompt, expected, stop=stops, stop_token_ids=stop_ids, **options)
+
+
+# --- text that lags behind the ids ---------------------------------------------------------------------------------
+
+LATE = "\N{REPLACEMENT CHARACTER}"
+
+
+@each_k
+def test_bytes_that_become_text_late_stop_at_the_token_that_shows_them(
+    open_bundle: Open, backend: Backend, k: int
+) -> None:
+    """Each word ends with half a character, which is one that cannot be read once the next word, or the end, comes."""
+    backend.target, backend.draft, backend.k = TABLE, DRAFT, K
+    runtime = open_bundle(ending="\u00c3")
+    spelled = [f"w{token}" for token in CONTINUATION]
+    for count in range(1, 9):
+        stop = spelled[count - 1] + LATE
+        result = runtime.generate(PROMPT, stop=stop, max_new_tokens=20, num_speculative_tokens=k, logprobs=0)
+        assert (result.finish_reason, result.stop) == ("stop", stop)
+        assert result.token_ids == CONTINUATION[: count + 1] and len(result.logprobs or []) == count + 1
+        assert result.text == LATE.join(spelled[: count - 1]) + LATE * (count > 1)
+        at_the_end = runtime.generate(PROMPT, stop=stop, max_new_tokens=count, num_speculative_tokens=k)
+        assert (at_the_end.token_ids, at_the_end.text) == (CONTINUATION[:count], result.text)
+        assert (at_the_end.finish_reason, at_the_end.stats.finish_reason, at_the_end.stop) == ("stop", "stop", stop)
