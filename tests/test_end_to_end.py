@@ -1,17 +1,23 @@
-"""SmolLM2-135M, fetched and exported: its ids are transformers' greedy ids, plain and speculative."""
+"""SmolLM2-135M, fetched and exported: for every draft transformers' greedy ids, and with a seed the same text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import specrt
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.seam import Array
+from specrt.engines.spec import LOGITS
 from specrt.exporter.export import ExportOptions, export
 from specrt.exporter.source import find_source
+from specrt.runtime.predictor import Target
 from specrt.runtime.runtime import Runtime
 from specrt.tools.fetch import fetch
 from specrt.tools.prompts import encode_prompts, load_prompts
@@ -22,6 +28,17 @@ K = 8
 NUM_TOKENS = 48
 NUM_PROMPTS = 6
 SELF_TOKENS = 220
+WAYS: list[dict[str, Any]] = [
+    {"num_speculative_tokens": 0},
+    {"num_speculative_tokens": 3, "draft": "model"},
+    {"num_speculative_tokens": 3, "draft": "ngram"},
+]
+SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "filters": {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {"temperature": 0.9, "repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "a large nucleus": {"temperature": 2.0, "top_p": 0.95},  # more ids than the filter sorts
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +126,99 @@ def test_two_sequences_on_one_engine(runtime: Runtime, prompts: list[list[int]],
     while iterators:
         iterators = [iterator for iterator in iterators if next(iterator, None) is not None]
     assert [stream.result.token_ids for stream in streams] == [eager[0][:24], eager[1][:24]]
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_with_a_seed_the_text_is_the_same_for_every_draft(
+    runtime: Runtime, prompts: list[list[int]], name: str
+) -> None:
+    options = {**SAMPLING[name], "max_new_tokens": 24}
+    for seed, ids in enumerate(prompts[:2]):
+        plain, *others = [runtime.generate(ids, **options, **way, seed=seed) for way in WAYS]
+        for result in others:
+            assert (result.token_ids, result.text) == (plain.token_ids, plain.text)
+            assert (result.finish_reason, result.stop) == (plain.finish_reason, plain.stop)
+    assert runtime.generate(ids, **options, seed=1000).token_ids != plain.token_ids
+
+
+def test_a_seed_of_its_own_is_told_and_gives_the_text_again(runtime: Runtime, prompts: list[list[int]]) -> None:
+    first = runtime.generate(prompts[0], temperature=0.8, max_new_tokens=24, num_speculative_tokens=0)
+    again = runtime.generate(
+        prompts[0], temperature=0.8, max_new_tokens=24, num_speculative_tokens=0, seed=first.settings.seed
+    )
+    assert first.settings.seed is not None
+    assert again.token_ids == first.token_ids
+
+
+@pytest.fixture
+def judged_logits(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
+    """The target's logits that each emitted token came from, as the rounds go. [V] f32 each"""
+    rows: list[Array] = []
+    verify = Target.verify
+
+    def noted(self: Target, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+        accepted, token = verify(self, committed, drafted)
+        rows.extend(self.model.host[LOGITS][: accepted + 1].copy())
+        return accepted, token
+
+    monkeypatch.setattr(Target, "verify", noted)
+    return rows
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLING["temperature"]], ids=["greedy", "sampled"])
+def test_reproducible_logits_are_the_same_bits_for_every_draft(
+    runtime: Runtime, prompts: list[list[int]], judged_logits: list[Array], options: dict[str, Any]
+) -> None:
+    """The prefill's too, though the other ways find the prompt in a cache that they did not fill."""
+    seed = {"seed": 7} if options else {}
+    for ids in prompts[:2]:
+        expected: Array | None = None
+        for way in WAYS:
+            judged_logits.clear()
+            result = runtime.generate(
+                ids, **options, **seed, **way, reproducible=True, max_new_tokens=32, ignore_eos=True, logprobs=3
+            )
+            got = np.stack(judged_logits)[: len(result.token_ids)]  # [N, V], what a limit cut off left out
+            if expected is None:
+                expected, plain = got, result
+            assert result.token_ids == plain.token_ids
+            np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+            assert result.logprobs == plain.logprobs
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "self", "n-gram"])
+def test_each_token_has_the_log_probability_of_the_target(
+    runtime: Runtime,
+    prompts: list[list[int]],
+    judged_logits: list[Array],
+    way: dict[str, Any],
+) -> None:
+    """Of its raw logits, whatever the sampling does to them."""
+    options = {**SAMPLING["penalties"], **way}
+    result = runtime.generate(prompts[1], **options, seed=3, max_new_tokens=24, ignore_eos=True, logprobs=5)
+    assert result.logprobs is not None
+    assert [entry.token_id for entry in result.logprobs] == result.token_ids
+    for entry, logits in zip(result.logprobs, judged_logits, strict=False):
+        expected = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1)
+        values, ids = expected.topk(5)
+        assert entry.logprob == pytest.approx(expected[entry.token_id].item(), abs=1e-4)
+        assert [token for token, _ in entry.top] == ids.tolist()
+        assert [logprob for _, logprob in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_log_probabilities_are_given_only_when_asked_for(runtime: Runtime, prompts: list[list[int]]) -> None:
+    assert runtime.generate(prompts[0], max_new_tokens=2).logprobs is None
+    result = runtime.generate(prompts[0], max_new_tokens=2, logprobs=0)
+    assert result.logprobs is not None
+    assert [(entry.token_id, entry.top) for entry in result.logprobs] == [(token, ()) for token in result.token_ids]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_self_draft_is_nearly_always_accepted_when_sampling(
+    runtime: Runtime, prompts: list[list[int]], rule: str
+) -> None:
+    """Draft and target are one distribution but for the rounding of passes of other widths."""
+    options: dict[str, Any] = {"temperature": 0.8, "rule": rule, "num_speculative_tokens": 5, "draft": "model"}
+    stats = runtime.generate(prompts[0], **options, seed=1, max_new_tokens=60, ignore_eos=True).stats
+    assert stats.draft_acceptance_rate is not None
+    assert stats.draft_acceptance_rate > 0.97

@@ -27,7 +27,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_commands_and_code_of_the_readme(place: Path) -> None:
     commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
-    assert [shlex.split(command)[1] for command in commands] == ["export", "generate", "inspect"]
+    names = [shlex.split(command)[1] for command in commands]
+    assert names == ["export", "generate", "generate", "chat", "verify", "inspect"]
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
         done = subprocess.run(
@@ -36,6 +37,7 @@ def test_commands_and_code_of_the_readme(place: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            input="Hello\n",
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         assert done.stdout.strip()

@@ -12,8 +12,7 @@ import click
 from specrt import __version__
 from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
 from specrt.engines.hugepages import restart_with_huge_pages
-
-MAX_THREADS = 1024
+from specrt.tools.generation import MAX_THREADS, generation_options, options_from_command, print_settings
 
 
 class _Cli(click.Group):
@@ -89,23 +88,28 @@ def export(**options: Any) -> None:
 @click.option("--prompt", help="The prompt; '-' reads it from standard input.")
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="A file that holds the prompt.")
 @click.option("--messages", type=click.Path(path_type=Path), help="A JSON file: a list of {role, content}.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens.")
-@click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding. [default: the bundle's]")
-@click.option("--draft", type=click.Choice(["ngram", "model", "none"]), help="[default: the bundle's own]")
-@click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens.")
-@click.option("--backend", help="One of the bundle's backends. [default: its first]")
-@click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Where to run.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@generation_options
+@click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities of tokens and N others.")
 @click.option("--stats", is_flag=True, help="Print the figures to standard error at the end.")
+@click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a stream of text.")
-def generate(bundle: Path, as_json: bool, stats: bool, device: str, **options: Any) -> None:
-    """Generate from BUNDLE; the text streams to standard output."""
+def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, device: str, **options: Any) -> None:
+    """Generate from BUNDLE; the text streams to standard output.
+
+    Without sampling options decoding is greedy. With --temperature the text is drawn from the target's distribution,
+    exactly, whatever drafts.
+    """
+    if options["logprobs"] is not None and not as_json:
+        raise UsageError("--logprobs: they are part of the JSON object; add --json")
     prompt = _prompt(options.pop("prompt"), options.pop("prompt_file"), options.pop("messages"))
     backend, threads = options.pop("backend"), options.pop("threads")
     import specrt
+    from specrt.tools.figures import print_stats
 
     with specrt.load(bundle, backend=backend, threads=threads) as runtime:
-        stream = runtime.stream(prompt, **options)
+        stream = runtime.stream(prompt, **options_from_command(options))
+        if verbose:
+            print_settings(stream.settings)
         for piece in stream:
             if not as_json:
                 click.echo(piece, nl=False)
@@ -114,9 +118,44 @@ def generate(bundle: Path, as_json: bool, stats: bool, device: str, **options: A
         else:
             click.echo()
         if stats:
-            from specrt.tools.figures import print_stats
-
             print_stats(stream.result)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--system", help="A system message to begin with.")
+@generation_options
+@click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
+def chat(bundle: Path, system: str | None, verbose: bool, device: str, **options: Any) -> None:
+    """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins anew, /help lists commands."""
+    backend, threads = options.pop("backend"), options.pop("threads")
+    import specrt
+    from specrt.tools.chat import Chat
+
+    with specrt.load(bundle, backend=backend, threads=threads) as runtime:
+        Chat(runtime, options_from_command(options), system, verbose).run()
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
+@click.option("--num-draws", type=click.IntRange(200), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the certificate as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def verify(bundle: Path, as_json: bool, **options: Any) -> None:
+    """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
+    from specrt.tools.certificate import certify, print_certificate
+
+    certificate = certify(bundle, **options)
+    if as_json:
+        click.echo(json.dumps(certificate.as_dict()))
+    else:
+        print_certificate(certificate)
+    if not certificate.passed:
+        failed = [check.name for check in certificate.checks if not check.passed]
+        raise SpecrtError(f"{bundle}: {len(failed)} of {len(certificate.checks)} checks failed: {', '.join(failed)}")
 
 
 @main.command()
@@ -172,7 +211,7 @@ def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
 
 def run() -> None:
     """The entry point. Generation starts over once, so that its weights lie on huge pages."""
-    if sys.argv[1:2] == ["generate"]:
+    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify"):
         restart_with_huge_pages()
     main()
 

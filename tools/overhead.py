@@ -18,8 +18,12 @@ from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
 from specrt.engines.seam import Array
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import NGramDrafter
+from specrt.runtime.heads import HeadEngines, SlotHeads
+from specrt.runtime.judge import Judge
+from specrt.runtime.predictor import Target
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.settings import Settings
 
 VOCAB_SIZE = 64
 NUM_TOKENS = 2000
@@ -55,10 +59,12 @@ def loop_cost_us() -> float:
     engine, head, clock = FakeEngine(spec, next_token), FakeHead(spec), _Timed()
     clock.wrap(engine)
     clock.wrap(head)
-    model, stats = CachedModel(engine, head, 0, spec), Stats()
+    model, stats = CachedModel(engine, 0, spec), Stats()
+    heads = SlotHeads(HeadEngines(lambda name: head), model.host)
+    target = Target(model, Judge(heads, Settings(), 3))
     limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
     started = time.perf_counter()
-    for _ in generate_tokens([1, 2, 3], model, NGramDrafter(), limits, stats):
+    for _ in generate_tokens([1, 2, 3], target, NGramDrafter(), limits, stats):
         pass
     return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
 

@@ -52,6 +52,33 @@ def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
     return tuple(prompt for prompt in prompts if prompt in chosen)
 
 
+def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
+    """Prompts of the user's own: JSON lines of {prompt, category?} in a ``.jsonl`` file, else one prompt a line.
+
+    Raises ``UsageError`` for a file that cannot be read as such, or holds none.
+    """
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as text ({error}); give a UTF-8 file of prompts") from error
+    if not lines:
+        raise UsageError(f"{path}: got no prompts, expected one a line")
+    if path.suffix != ".jsonl":
+        return tuple(Prompt(f"line {number}", line) for number, line in enumerate(lines, 1))
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            prompts.append(Prompt(str(row.get("category", f"line {number}")), row["prompt"]))
+            if not isinstance(row["prompt"], str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f'{path}: line {number} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}}'
+            ) from error
+    return tuple(prompts)
+
+
 def encode_prompts(
     prompts: Sequence[Prompt], bundle: Path, manifest: Manifest, max_new_tokens: int = 1
 ) -> list[list[int]]:

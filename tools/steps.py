@@ -19,11 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.hugepages import restart_with_huge_pages
-from specrt.engines.load import choose_backend, load_engine
+from specrt.engines.load import choose_backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.ort import available_cores
-from specrt.engines.spec import match_head_contract, model_contract
-from specrt.runtime.cached import CachedModel
+from specrt.runtime.judge import Judge
+from specrt.runtime.predictor import Target
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
 from specrt.tools.compare import one_line
 
 BANDWIDTH_BYTES = 1 << 30
@@ -41,13 +43,13 @@ def read_bandwidth(threads: int, repeats: int = 9) -> float:
     return BANDWIDTH_BYTES / statistics.median(times)
 
 
-def open_target(bundle: Path, threads: int) -> CachedModel:
-    """The target of a bundle on a slot of its own."""
+def open_target(bundle: Path, threads: int) -> Target:
+    """The target of a bundle on a slot of its own, judged greedily."""
     manifest = manifest_from_bundle(bundle)
-    backend, spec = choose_backend(manifest, None), manifest.target.spec
-    engine = load_engine(backend, bundle / manifest.target.graph, model_contract(spec), threads)
-    head = load_engine(backend, bundle / manifest.heads["match"], match_head_contract(spec), 1)
-    return CachedModel(engine, head, 0, spec)
+    place, entry = Place(bundle, choose_backend(manifest, None), threads), manifest.target
+    engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
+    slot = SlotModel(LoadedModel(place, entry).open(), engines)
+    return Target(slot.model, Judge(slot.heads, Settings(), 0))
 
 
 def measure(
@@ -56,14 +58,14 @@ def measure(
     """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
     models = {str(bundle): open_target(bundle, threads) for bundle in bundles}
     for model in models.values():
-        model.prefill([5] * past)
+        model.model.prefill([5] * past)
     times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in models}
     for repeat in range(repeats + 2):
         for width in widths:
             for name, model in models.items():
-                model.rollback(past)
+                model.model.rollback(past)
                 started = time.perf_counter()
-                model.verify([5] * width, width - 1)
+                model.verify([5] * (past + 1), [5] * (width - 1))
                 if repeat >= 2:
                     times[name][width].append((time.perf_counter() - started) * 1e3)
     return {name: {w: statistics.median(ms) for w, ms in by_width.items()} for name, by_width in times.items()}

@@ -16,11 +16,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 import specrt
-from specrt.tools import compare, demo, identity
+from specrt.tools import acceptance, compare, demo, head_share, identity, overhead, steps
+from specrt.runtime.predictor import Target
 from specrt.tools.cli import main
 
-COMMANDS = ["export", "generate", "inspect", "fetch"]
-TOOLS = {"compare": compare.main, "identity": identity.main, "demo": demo.main}
+COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch"]
+TOOLS = {
+    "compare": compare.main,
+    "identity": identity.main,
+    "demo": demo.main,
+    "acceptance": acceptance.main,
+    "head_share": head_share.main,
+    "overhead": overhead.main,
+    "steps": steps.main,
+}
 PROMPT = "The quick brown fox"
 
 
@@ -66,14 +75,14 @@ def test_the_version_is_told() -> None:
     assert invoke("--version").stdout == f"specrt, version {specrt.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["inspect"]])
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["chat"], ["verify"], ["inspect"]])
 def test_a_missing_bundle_exits_with_6(command: list[str], tmp_path: Path) -> None:
     result = invoke(*command, tmp_path / "none")
     assert result.exit_code == 6
     assert "no such bundle folder; make one with 'specrt export" in one_error_line(result)
 
 
-@pytest.mark.parametrize("name", ["compare", "identity"])
+@pytest.mark.parametrize("name", ["compare", "identity", "acceptance", "head_share"])
 def test_a_missing_bundle_exits_with_6_in_tools_too(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(TOOLS[name], [str(tmp_path / "none")])
     assert result.exit_code == 6
@@ -94,6 +103,28 @@ USAGE_ERRORS: dict[str, tuple[list[str], str]] = {
     "negative K": (["--prompt", "a", "-k", "-1"], "got -1"),
     "negative limit": (["--prompt", "a", "--max-new-tokens", "-1"], "max_new_tokens: got -1"),
     "a prompt beyond the context": (["--prompt", "x y " * 300], "the bundle's context is 512"),
+    "a temperature below 0": (
+        ["--prompt", "a", "--temperature", "-0.1"],
+        "temperature: got -0.1, expected a number from",
+    ),
+    "top-k beyond its range": (["--prompt", "a", "--top-k", "2000"], "top_k: got 2000"),
+    "top-p beyond 1": (["--prompt", "a", "--top-p", "1.5"], "top_p: got 1.5"),
+    "min-p below 0": (["--prompt", "a", "--min-p", "-1"], "min_p: got -1"),
+    "a negative seed": (["--prompt", "a", "--seed", "-1"], "seed: got -1"),
+    "no repetition at all": (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty: got 0.0"),
+    "a large penalty": (["--prompt", "a", "--presence-penalty", "101"], "presence_penalty: got 101"),
+    "more to come than may": (["--prompt", "a", "--min-new-tokens", "300"], "min_new_tokens: got 300"),
+    "an empty stop": (["--prompt", "a", "--stop", ""], "stop: string 0 is empty"),
+    "an id that is none": (
+        ["--prompt", "a", "--stop-token-id", "320"],
+        "stop_token_ids: got 320, expected ids in 0..319",
+    ),
+    "a rule for drafts that are not sampled": (
+        ["--prompt", "a", "--temperature", "1", "--draft", "ngram", "--rule", "block"],
+        "rule: got 'block', but ngram drafts are not sampled",
+    ),
+    "log-probabilities in a stream": (["--prompt", "a", "--logprobs", "2"], "add --json"),
+    "too many log-probabilities": (["--prompt", "a", "--json", "--logprobs", "21"], "logprobs: got 21"),
     "no prompt file": (["--prompt-file", "none.txt"], "none.txt: cannot be read as text"),
     "no messages file": (["--messages", "none.json"], "none.json: cannot be read as text"),
 }
@@ -191,10 +222,125 @@ def test_json_is_one_object_with_the_same_ids_for_every_draft(tiny_bundle: Path,
     result = invoke("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
-    assert list(data) == ["token_ids", "text", "finish_reason", "prompt_tokens", "completion_tokens", "stats"]
+    assert list(data) == [
+        "token_ids",
+        "text",
+        "finish_reason",
+        "stop",
+        "prompt_tokens",
+        "completion_tokens",
+        "logprobs",
+        "settings",
+        "stats",
+    ]
+    assert (data["stop"], data["logprobs"]) == (expected.stop, None)
+    assert data["settings"]["temperature"] == {"value": 0.0, "source": "default"}
+    assert data["settings"]["draft"] == {"value": draft, "source": "given"}
     assert (data["token_ids"], data["text"]) == (expected.token_ids, expected.text)
     metrics = {"mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "tokens_per_s", "rounds"}
     assert metrics <= set(data["stats"])
+
+
+SAMPLED = ["--temperature", 0.8, "--top-k", 50, "--top-p", 0.95, "--min-p", 0.01, "--seed", 11]
+SAMPLED += ["--repetition-penalty", 1.1, "--presence-penalty", 0.2, "--frequency-penalty", 0.1]
+SAMPLED += ["--stop", "no such text", "--stop", "nor this", "--stop-token-id", 7, "--min-new-tokens", 2]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "model", "none"])
+def test_sampling_options_are_those_of_the_library(tiny_bundle: Path, draft: str) -> None:
+    """With a seed the text is the same for every draft."""
+    with specrt.load(tiny_bundle) as runtime:
+        library = runtime.generate(
+            PROMPT,
+            max_new_tokens=20,
+            num_speculative_tokens=0,
+            temperature=0.8,
+            top_k=50,
+            top_p=0.95,
+            min_p=0.01,
+            seed=11,
+            repetition_penalty=1.1,
+            presence_penalty=0.2,
+            frequency_penalty=0.1,
+            stop=["no such text", "nor this"],
+            stop_token_ids=[7],
+            min_new_tokens=2,
+            logprobs=3,
+        )
+    arguments = ["--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, *SAMPLED, "--json", "--logprobs", 3]
+    result = invoke("generate", tiny_bundle, *arguments)
+    assert result.exit_code == 0, result.stderr
+    data, wanted = json.loads(result.stdout), json.loads(json.dumps(library.as_dict()))
+    by_draft = ("num_speculative_tokens", "draft", "rule")
+    for name in ("token_ids", "text", "finish_reason", "stop", "logprobs"):
+        assert data[name] == wanted[name], name
+    for name in wanted["settings"].keys() - set(by_draft):
+        assert data["settings"][name] == wanted["settings"][name], name
+
+
+def test_the_effective_settings_are_told_on_standard_error(tiny_bundle: Path) -> None:
+    result = invoke("generate", tiny_bundle, "--prompt", "a", "--max-new-tokens", 2, "--top-k", 1, "--verbose")
+    assert result.exit_code == 0
+    assert "effective settings" not in result.stdout
+    rows = {name: (value, source) for name, value, source in re.findall(r"│ (\w+) +│ (.*?) +│ (.*?) +│", result.stderr)}
+    assert rows["max_new_tokens"] == ("2", "given")
+    assert rows["temperature"] == ("0.0", "default")
+
+
+def test_a_chat_from_a_pipe_has_answers_on_standard_output_and_figures_beside_it(tiny_bundle: Path) -> None:
+    """The second turn finds the first in the cache; what does not fit is told, and the chat goes on."""
+    lines = ["Hello", "/stats", "", "And?", "x y " * 400, "/nonsense", "/reset", "Hello", "/exit", "never asked"]
+    result = invoke("chat", tiny_bundle, "--max-new-tokens", 6, "--ignore-eos", stdin="\n".join(lines) + "\n")
+    assert result.exit_code == 0, result.output
+    figures = [line for line in result.stderr.splitlines() if line.startswith("6 tokens")]
+    reused = [tuple(map(int, re.findall(r"(\d+) of (\d+) prompt tokens reused", line)[0])) for line in figures]
+    assert len(figures) == 3
+    assert reused[0][0] == 0
+    assert reused[1][0] > reused[0][1]
+    assert reused[2][1] == reused[0][1]
+    assert "the bundle's context is 512" in result.stderr
+    assert "/nonsense: no such command" in result.stdout
+    with specrt.load(tiny_bundle) as runtime:
+        answer = runtime.generate([{"role": "user", "content": "Hello"}], max_new_tokens=6, ignore_eos=True).text
+    assert result.stdout.startswith(f"{answer}\n")
+    assert result.stdout.count(answer) == 2
+
+
+def test_verify_certifies_a_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "certificate.json"
+    result = invoke("verify", tiny_bundle, "--max-new-tokens", 8, "--output", file, "--json")
+    assert result.exit_code == 0, result.output
+    certificate = json.loads(result.stdout)
+    assert certificate == json.loads(file.read_text())
+    assert certificate["passed"] is True
+    assert {check["passed"] for check in certificate["checks"]} == {True}
+
+
+def test_verify_exits_with_1_and_names_what_failed(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that forks from its own text at one position, by a logit that no rounding explains."""
+    verify = Target.verify
+
+    def forked(self: Target, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+        accepted, token = verify(self, committed, drafted)
+        return (accepted, (token + 1) % 300) if len(drafted) > 1 else (accepted, token)
+
+    monkeypatch.setattr(Target, "verify", forked)
+    file = tmp_path / "certificate.json"
+    result = invoke("verify", tiny_bundle, "--max-new-tokens", 8, "--output", file)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("specrt: error: ")
+    assert "checks failed: greedy: model, K = 2, greedy: model, K = 4" in last
+    assert "greedy: model, K = 1," not in last
+    assert json.loads(file.read_text())["passed"] is False
+
+
+def test_a_certificate_that_cannot_be_written_is_told_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
+    result = invoke("verify", tiny_bundle, "--output", tmp_path / "no" / "file")
+    assert result.exit_code == 2
+    assert "the certificate cannot be written there" in one_error_line(result)
 
 
 def test_ctrl_c_exits_with_130_and_one_line(tiny_bundle: Path, tmp_path: Path) -> None:

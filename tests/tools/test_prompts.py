@@ -8,7 +8,7 @@ import pytest
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts, load_prompts
+from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts, load_prompts, prompts_from_file
 
 
 def test_there_are_twelve_kinds() -> None:
@@ -74,3 +74,44 @@ def test_a_prompt_without_room_for_its_answer_is_refused(tiny_bundle: Path) -> N
     assert encode_prompts(prompts, tiny_bundle, manifest, room) == [ids]
     with pytest.raises(UsageError, match=r"^prompt x: .* do not fit into the bundle's context of 512"):
         encode_prompts(prompts, tiny_bundle, manifest, room + 1)
+
+
+def test_prompts_of_a_text_file_are_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text('Hello\n\n  {"prompt": "x"}\n', encoding="utf-8")
+    assert prompts_from_file(file) == (Prompt("line 1", "Hello"), Prompt("line 2", '  {"prompt": "x"}'))
+
+
+def test_prompts_of_a_json_lines_file_may_have_categories(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text(
+        '{"prompt": "Hello", "category": "greeting"}\n{"prompt": "Bye\\nbye", "more": 1}\n', encoding="utf-8"
+    )
+    assert prompts_from_file(file) == (Prompt("greeting", "Hello"), Prompt("line 2", "Bye\nbye"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "got no prompts, expected one a line"),
+        ("a.jsonl", b"\n \n", "got no prompts, expected one a line"),
+        ("a.txt", b"\xff\xfe", "cannot be read as text"),
+        ("a.jsonl", b'{"prompt": "x"}\nHello\n', "line 2 is not a JSON object"),
+        ("a.jsonl", b'["x"]\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'"x"\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"text": "x"}\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"prompt": 3}\n', "line 1 is not a JSON object"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        prompts_from_file(file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_of_prompts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.txt: cannot be read as text"):
+        prompts_from_file(tmp_path / "none.txt")

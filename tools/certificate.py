@@ -1,0 +1,146 @@
+"""``specrt verify``: checks of a bundle on this machine, without torch, and the certificate of what was found."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import specrt
+from specrt.engines.errors import UsageError
+from specrt.runtime.runtime import Runtime
+from specrt.tools import checks, chi_square
+from specrt.tools.checks import Check, Subject
+from specrt.tools.compare import shown_steps
+from specrt.tools.machine import describe_machine
+from specrt.tools.prompts import choose_prompts, encode_prompts, prompts_from_file
+
+NUM_PROMPTS = 4
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was checked, where, and what came out."""
+
+    bundle: str
+    target: str
+    draft: str
+    specrt_version: str
+    versions: dict[str, str]
+    backend: str
+    machine: str
+    created_utc: str
+    seconds: float
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The certificate as JSON."""
+        return {"passed": self.passed, **asdict(self)}
+
+
+# In this order: what each rests on comes before it.
+_CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
+    ("logits against the reference", checks.check_reference),
+    ("one row against several", checks.check_rows),
+    ("the same bits in passes of two rows or more", checks.check_bits),
+    ("greedy ids", checks.check_greedy),
+    ("the target as its own draft", checks.check_self_draft),
+    ("seed-exact ids", checks.check_seeds),
+    ("caches, with stale slots poisoned", checks.check_caches),
+    ("first tokens, chi-square", chi_square.check_first_tokens),
+)
+
+
+def certify(
+    bundle: Path,
+    prompts: Path | None = None,
+    threads: int | None = None,
+    max_new_tokens: int = 32,
+    num_draws: int = 4000,
+    output: Path | None = None,
+) -> Certificate:
+    """Run all checks and store the certificate: at ``output``, or beside the bundle as ``NAME.certificate.json``.
+
+    Raises ``UsageError`` for prompts that do not fit, and when the certificate cannot be written there.
+    """
+    output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
+    _check_writable(output)
+    started = time.perf_counter()
+    with Runtime(bundle, threads=threads) as runtime:
+        manifest = runtime.manifest
+        subject = Subject(
+            bundle, runtime, _prompt_ids(runtime, bundle, prompts, max_new_tokens), max_new_tokens, num_draws
+        )
+        found: list[Check] = []
+        with shown_steps(len(_CHECKS)) as advance:
+            for name, check in _CHECKS:
+                advance(name)
+                found += check(subject)
+        certificate = Certificate(
+            bundle=str(bundle),
+            target=manifest.target.source,
+            draft=manifest.draft.model.source if manifest.draft.model else manifest.draft.kind,
+            specrt_version=specrt.__version__,
+            versions=manifest.versions,
+            backend=runtime.backend,
+            machine=str(describe_machine(threads or subject.default_threads, watch_seconds=0.0)),
+            created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seconds=round(time.perf_counter() - started, 1),
+            checks=tuple(found),
+        )
+    output.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", encoding="utf-8")
+    return certificate
+
+
+def _prompt_ids(runtime: Runtime, bundle: Path, prompts: Path | None, max_new_tokens: int) -> list[list[int]]:
+    """Token ids of the caller's prompts, or of the first of ours that fit into the bundle's context."""
+    room = max_new_tokens + 8
+    if prompts is not None:
+        return encode_prompts(prompts_from_file(prompts), bundle, runtime.manifest, room)
+    ids = []
+    for prompt in choose_prompts():
+        with suppress(UsageError):
+            ids += encode_prompts([prompt], bundle, runtime.manifest, room)
+    if not ids:
+        raise UsageError(
+            f"max_new_tokens: none of the prompts leaves room for {max_new_tokens} in the bundle's context of "
+            f"{runtime.manifest.target.spec.max_seq_len}; ask for fewer"
+        )
+    return ids[:NUM_PROMPTS]
+
+
+def _check_writable(output: Path) -> None:
+    try:
+        with output.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{output}: the certificate cannot be written there ({error}); choose with --output"
+        ) from error
+
+
+def print_certificate(certificate: Certificate) -> None:
+    """The checks as a table on standard output."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{certificate.bundle}: target {certificate.target}, draft {certificate.draft}", markup=False)
+    console.print(f"{certificate.machine}; specrt {certificate.specrt_version}, {certificate.backend}", markup=False)
+    table = Table()
+    for heading in ("check", "what was compared", "found", "passed"):
+        table.add_column(heading, overflow="fold")
+    for check in certificate.checks:
+        table.add_row(check.name, check.what, check.found, "yes" if check.passed else "NO")
+    Console(highlight=False).print(table)
+    verdict = "passed" if certificate.passed else "FAILED"
+    console.print(f"{verdict}: {len(certificate.checks)} checks in {certificate.seconds:.0f} s", markup=False)

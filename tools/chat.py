@@ -1,0 +1,132 @@
+"""``specrt chat``: a conversation on a terminal, or line by line from a pipe, with live figures."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from specrt.engines.errors import UsageError
+from specrt.runtime.options import Options
+from specrt.runtime.result import Stats
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.stream import Stream
+from specrt.tools.generation import print_settings
+
+HELP = "/reset begins anew, /stats shows the last answer's figures, /help this, /exit ends (so does Ctrl-D)"
+
+
+class Chat:
+    """A conversation. The whole of it is the prompt of each turn; the KV of earlier turns is reused.
+
+    Raises ``UsageError`` for a bundle without a chat template.
+    """
+
+    def __init__(self, runtime: Runtime, options: Options, system: str | None, verbose: bool) -> None:
+        if runtime.manifest.tokenizer.chat_template is None:
+            raise UsageError(
+                "chat: this bundle has no chat template (its target is no instruct model); use 'specrt generate'"
+            )
+        self._runtime, self._options, self._verbose = runtime, options, verbose
+        self._first: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._first)
+        self._console = Console(highlight=False, markup=False)
+        self._last: Stats | None = None
+
+    def run(self) -> None:
+        """Read lines until the input ends."""
+        if sys.stdin.isatty():
+            self._console.print(f"specrt chat; {HELP}", style="dim")
+        while (line := self._read()) is not None:
+            if line.startswith("/"):
+                if line in ("/exit", "/quit"):
+                    return
+                self._command(line)
+            elif line.strip():
+                self._turn(line)
+
+    def _read(self) -> str | None:
+        """The next line; None at the end of the input."""
+        try:
+            return input("> ") if sys.stdin.isatty() else input()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            self._console.print()
+            return ""
+
+    def _command(self, line: str) -> None:
+        if line == "/reset":
+            self._messages = list(self._first)
+        elif line == "/stats":
+            self._console.print(status_line(self._last) if self._last else "no answer yet", style="dim")
+        elif line == "/help":
+            self._console.print(HELP, style="dim")
+        else:
+            self._console.print(f"{line}: no such command; {HELP}", style="dim")
+
+    def _turn(self, line: str) -> None:
+        """One question and its answer. A question that does not fit is taken back."""
+        self._messages.append({"role": "user", "content": line})
+        try:
+            stream = self._runtime.stream(self._messages, **self._options)
+        except UsageError as error:
+            self._messages.pop()
+            click.echo(f"specrt: {error}", err=True)
+            return
+        if self._verbose:
+            print_settings(stream.settings)
+            self._verbose = False
+        answer = self._show(stream)
+        self._messages.append({"role": "assistant", "content": answer})
+        self._last = stream.stats
+        if not self._console.is_terminal:
+            click.echo(status_line(stream.stats), err=True)
+
+    def _show(self, stream: Stream) -> str:
+        """Print the answer as it comes; Ctrl-C ends it and keeps what there is."""
+        pieces: list[str] = []
+        try:
+            if self._console.is_terminal:
+                self._show_live(stream, pieces)
+            else:
+                for piece in stream:
+                    pieces.append(piece)
+                    click.echo(piece, nl=False)
+                click.echo()
+        except KeyboardInterrupt:
+            self._console.print("(interrupted)", style="dim")
+        finally:
+            stream.close()
+        return "".join(pieces)
+
+    def _show_live(self, stream: Stream, pieces: list[str]) -> None:
+        """Finished lines above, below them the line in progress and the figures so far."""
+        line = ""
+        with Live(console=self._console, refresh_per_second=8) as live:
+            for piece in stream:
+                pieces.append(piece)
+                *finished, line = (line + piece).split("\n")
+                for text in finished:
+                    live.console.print(Text(text))
+                live.update(Group(Text(line), Text(status_line(stream.stats), style="dim")))
+            live.update(Group(Text(line), Text(status_line(stream.stats), style="dim")))
+
+
+def status_line(stats: Stats) -> str:
+    """The figures of an answer in one line, also while it is being written."""
+    rate = stats.draft_acceptance_rate
+    decode_ms = stats.draft_ms + stats.verify_ms
+    parts = [
+        f"{stats.completion_tokens} tokens",
+        f"{(stats.completion_tokens - 1) / decode_ms * 1e3:.1f} tokens/s" if decode_ms > 0 else None,
+        f"{rate:.0%} of drafts accepted" if rate is not None else None,
+        f"{stats.mean_acceptance_length:.2f} tokens a round" if stats.rounds else None,
+        f"first after {stats.time_to_first_token_ms:.0f} ms",
+        f"{stats.reused_prompt_tokens} of {stats.prompt_tokens} prompt tokens reused",
+    ]
+    return " · ".join(part for part in parts if part)
