@@ -170,6 +170,10 @@ def _filter(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array
     rows[heads.NUCLEUS_IS_LARGER][:] = 0  # numpy sorts them all
 
 
+def _nucleus(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    raise AssertionError("the fake filter sorts all ids and flags no row")
+
+
 def _write_probs(rows: Mapping[str, Array], probs: Array) -> None:
     rows[heads.PROBS][:] = 0
     rows[heads.PROBS][:, : probs.shape[1]] = probs
@@ -204,7 +208,7 @@ _HEADS: dict[str, _Head] = {
     heads.SOFTMAX: _softmax,
     heads.FILTER: _filter,
     heads.FILTER_WIDE: _filter,
-    heads.NUCLEUS: _filter,  # never asked: numpy sorts them all
+    heads.NUCLEUS: _nucleus,
     heads.MATCH_SAMPLED: _match_sampled,
     heads.TOKEN: _by_rule(oracle.token),
     heads.BLOCK: _by_rule(oracle.block),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from specrt.engines.spec import ModelSpec, TensorSpec, model_contract
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "bundle.json"
+GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
 # Largest difference to the torch model over the largest |logit|. fp32: kernels sum in another order; fp16 rounds every
 # activation.
@@ -24,13 +26,15 @@ class Parity:
     """How the exported graph compared with the torch model at export, on the reference ids.
 
     Units: logits. ``max_abs_error`` over ``num_positions`` positions of ``vocab_size`` logits each;
-    ``argmax_agreement`` is the share of positions whose most likely token is the same.
+    ``argmax_agreement`` is the share of positions whose most likely token is the same, ``mean_kl`` the mean of
+    KL(torch || graph) in nats.
     """
 
     num_positions: int
     max_abs_error: float
     max_abs_logit: float
     argmax_agreement: float
+    mean_kl: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
     ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
-    maps each head's name to its graph.
+    maps each head's name to its graph. ``quantization`` is ``none``, ``int8`` or ``int4``, of the weights.
     """
 
     source: str
@@ -53,6 +57,14 @@ class ModelEntry:
     reference: str
     parity: Parity
     heads: dict[str, str]
+    quantization: str = "none"
+
+    @property
+    def logits_tolerance(self) -> float:
+        """How far logits may be from the torch model's, over the largest |logit|: rounding, or what export measured."""
+        if self.quantization == "none":
+            return LOGITS_TOLERANCE[self.spec.dtype]
+        return 1.5 * self.parity.max_abs_error / self.parity.max_abs_logit
 
 
 @dataclass(frozen=True)
@@ -135,6 +147,9 @@ def _validate(manifest: Manifest) -> None:
         raise ValueError(f"draft: kind {manifest.draft.kind!r} and its model do not go together")
     if manifest.num_speculative_tokens < 1:
         raise ValueError(f"num_speculative_tokens: got {manifest.num_speculative_tokens}, expected 1 or more")
+    for name, value in manifest.generation_defaults.items():
+        if name not in GENERATION_DEFAULTS or not math.isfinite(value):
+            raise ValueError(f"generation_defaults: {name} {value!r} is not one of {', '.join(GENERATION_DEFAULTS)}")
     models = [model for model in (manifest.target, manifest.draft.model) if model is not None]
     for model in models:
         contract = model_contract(model.spec)

@@ -13,7 +13,6 @@ import numpy as np
 from specrt.engines.seam import Array
 
 MIN_RESIDUAL = np.float32(1e-7)  # less mass than this is rounding: the residual is then drawn from p itself
-_BELOW_ONE = np.float32(1 - 2**-24)  # the largest fp32 below 1
 
 
 def match(tokens: Array, drafted: Array) -> int:
@@ -80,7 +79,7 @@ def filter_threshold(z: Array, top_k: int, top_p: float, min_p: float) -> np.flo
     if top_p < 1:
         kept = np.sort(z[z >= threshold])[::-1]
         weights = np.exp(kept - kept[0])
-        before = (np.cumsum(weights) - weights) / weights.sum()
+        before = (np.cumsum(weights, dtype=np.float64) - weights) / weights.sum(dtype=np.float64)
         threshold = kept[before < np.float32(top_p)][-1] if top_p > 0 else kept[0]
     if min_p > 0:
         threshold = max(threshold, z.max() + np.log(np.float32(min_p)))
@@ -118,8 +117,8 @@ def _inverse_cdf(weights: Array, uniform: float) -> int:
     """The first index whose cumulated weight exceeds ``uniform`` of the total."""
     cumulated = np.cumsum(weights, dtype=np.float32)
     total = cumulated[-1]
-    wanted = min(np.float32(uniform) * total, total * _BELOW_ONE)
-    return min(int((cumulated <= wanted).sum()), len(weights) - 1)
+    passed = (cumulated <= np.float32(uniform) * total) & (cumulated < total)
+    return int(passed.sum())
 
 
 def token(p: Array, q: Array, drafted: Array, eta: Array, final: tuple[float, float]) -> tuple[int, int]:

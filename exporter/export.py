@@ -27,54 +27,17 @@ from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
 from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.heads import write_heads
 from specrt.exporter.observe import Observation, observe
+from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, DTYPES, MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.graph import bytes_per_pass
+from specrt.exporter.passes.quantize import QUANTIZATIONS, quantize_weights
 from specrt.exporter.progress import Progress, Silent
 from specrt.exporter.reference import check_parity, reference_ids, reference_logits, save_reference
 from specrt.exporter.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 
-BACKENDS = ("onnxruntime",)
-DTYPES = {"fp32": "float32", "fp16": "float16"}
-MODEL_FREE_DRAFTS = ("ngram", "self")
-DEFAULT_MAX_SEQ_LEN = 2048
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """What ``specrt export`` was asked for. ``max_seq_len`` None means 2048, or the model's context where shorter."""
-
-    target: str
-    output: Path
-    draft: str = "ngram"
-    num_speculative_tokens: int = 5
-    max_seq_len: int | None = None
-    prefill_chunk: int = 512
-    dtype: str = "fp32"
-    draft_dtype: str | None = None
-    backend: str = "onnxruntime"
-    revision: str | None = None
-    draft_revision: str | None = None
-    trust_remote_code: bool = False
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_speculative_tokens <= 32:
-            raise UsageError(f"--num-speculative-tokens {self.num_speculative_tokens}: expected 1 to 32")
-        if self.max_seq_len is not None and self.max_seq_len < 16:
-            raise UsageError(f"--max-seq-len {self.max_seq_len}: expected 16 or more")
-        if self.prefill_chunk < self.num_speculative_tokens + 2:
-            raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
-        for option, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype or self.dtype)):
-            if dtype not in DTYPES:
-                raise UsageError(
-                    f"{option} {dtype}: backend {self.backend} on the CPU runs {', '.join(DTYPES)} "
-                    "(it has no bf16 kernels); choose one of these"
-                )
-        if self.backend not in BACKENDS:
-            raise UsageError(f"--backend {self.backend}: expected {', '.join(BACKENDS)}")
 
 
 @dataclass(frozen=True)
@@ -85,10 +48,18 @@ class _Plan:
     source: Source
     observation: Observation
     spec: ModelSpec
+    quantization: str
 
     @property
     def weights_bytes(self) -> int:
+        """Bytes of the model while it is loaded."""
         return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype]
+
+    @property
+    def written_bytes(self) -> int:
+        if self.quantization == "none":
+            return self.weights_bytes
+        return int(self.observation.num_parameters * QUANTIZATIONS[self.quantization].bytes_per_weight)
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
@@ -99,7 +70,10 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     target = _plan("target", find_source(options.target, options.revision, options.trust_remote_code), options)
     draft = None
     if options.draft not in MODEL_FREE_DRAFTS:
-        source = find_source(options.draft, options.draft_revision, options.trust_remote_code)
+        name, revision = options.draft, options.draft_revision
+        if name.startswith("self:"):
+            name, revision = options.target, options.revision
+        source = find_source(name, revision, options.trust_remote_code)
         draft = _plan("draft", source, options)
     eos = _eos(target.source)
     _check_draft(target, draft, eos, progress)
@@ -147,7 +121,8 @@ def _plan(role: str, source: Source, options: ExportOptions) -> _Plan:
         dtype=DTYPES[dtype],
         kv_layers=observation.kv_layers,
     )
-    return _Plan(role, source, observation, spec)
+    quantization = options.quantize if role == "target" else options.draft_quantize
+    return _Plan(role, source, observation, spec, quantization)
 
 
 def _eos(source: Source) -> tuple[int, ...]:
@@ -164,7 +139,7 @@ def _check_draft(target: _Plan, draft: _Plan | None, eos: tuple[int, ...], progr
 
 def _check_resources(plans: list[_Plan], output: Path, progress: Progress) -> None:
     """Say what the export takes in bytes; refuse when the disk cannot hold it."""
-    weights = sum(plan.weights_bytes for plan in plans)
+    weights = sum(plan.written_bytes for plan in plans)
     kv = sum(plan.spec.kv_bytes for plan in plans)
     disk = int(weights * 1.05) + (64 << 20)
     memory = int(max(plan.weights_bytes for plan in plans) * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
@@ -203,13 +178,15 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
     progress.step(f"{role}: tracing")
     traced = _trace(model, plan)
     optimize(traced, spec)
+    if plan.quantization != "none":
+        quantize_weights(traced, plan.quantization, spec.vocab_size)
     read_bytes = bytes_per_pass(traced)
     _save(traced, graph, f"{role}: writing", progress)
     release_weights(model, traced)
     del model, traced
     gc.collect()
     progress.step(f"{role}: comparing with the torch model")
-    parity = check_parity(graph, spec, ids, expected, available_cores())
+    parity = check_parity(graph, spec, ids, expected, available_cores(), plan.quantization != "none")
     save_reference(folder / role / "reference.npz", ids, expected)
     for name, content in source.licenses().items():
         (folder / role / name).write_bytes(content)
@@ -227,6 +204,7 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
         reference=f"{role}/reference.npz",
         parity=parity,
         heads=heads,
+        quantization=plan.quantization,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from specrt.engines.errors import PairError
+from specrt.engines.errors import PairError, SourceError
 
 MEND = "pick a draft of the same family, or --draft ngram"
 
@@ -46,12 +47,19 @@ def eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> tuple[int, .
 
 
 def generation_defaults(generation_config: Any) -> dict[str, float]:
-    """The sampling settings of a transformers generation config (or None), by the names of specrt's options."""
+    """The sampling settings of a transformers generation config (or None), by the names of specrt's options.
+
+    Raises ``SourceError`` for one that is no finite number.
+    """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     found = {name: getattr(generation_config, name, None) for name in names}
     if getattr(generation_config, "do_sample", None) is False:
         found = {"temperature": 0, "repetition_penalty": found["repetition_penalty"]}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    given = {name: value for name, value in found.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise SourceError(f"generation config: {name} is {value!r}, expected a number; mend generation_config.json")
+    return {name: float(value) for name, value in given.items()}
 
 
 def check_pair(

@@ -24,6 +24,7 @@ from specrt.engines.spec import (
 )
 
 NUM_POSITIONS = 48
+MAX_QUANTIZATION_KL = 1.0
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
@@ -66,10 +67,13 @@ def save_reference(path: Path, ids: Array, logits: Array) -> None:
     np.savez(path, ids=ids, positions=positions, logits=logits[positions])
 
 
-def check_parity(graph: Path, spec: ModelSpec, ids: Array, expected: Array, threads: int) -> Parity:
+def check_parity(
+    graph: Path, spec: ModelSpec, ids: Array, expected: Array, threads: int, is_quantized: bool = False
+) -> Parity:
     """Run the graph over ``ids`` in passes of different widths and compare with ``expected`` [N, V].
 
-    Raises ``ParityError`` when the difference is not rounding.
+    Raises ``ParityError`` when the difference is not rounding, or, for quantized weights, when hardly anything is left
+    of the model's predictions.
     """
     got = graph_logits(graph, spec, ids, threads)
     if not np.isfinite(got).all():
@@ -77,12 +81,27 @@ def check_parity(graph: Path, spec: ModelSpec, ids: Array, expected: Array, thre
     error = float(np.abs(got - expected).max())
     scale = float(np.abs(expected).max())
     agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
-    if error > LOGITS_TOLERANCE[spec.dtype] * scale:
+    kl = _mean_kl(expected, got)
+    if is_quantized and kl > MAX_QUANTIZATION_KL:
+        raise ParityError(
+            f"{graph.name}: KL {kl:.2g} nats from the torch model after quantization (expected at most "
+            f"{MAX_QUANTIZATION_KL:g}); use more bits"
+        )
+    if not is_quantized and error > LOGITS_TOLERANCE[spec.dtype] * scale:
         raise ParityError(
             f"{graph.name}: logits differ from the torch model by {error:.3g} (largest logit {scale:.3g}), more than "
             f"rounding in {spec.dtype}; please report this model"
         )
-    return Parity(len(ids), error, scale, agreement)
+    return Parity(len(ids), error, scale, agreement, kl)
+
+
+def _mean_kl(expected: Array, got: Array) -> float:
+    """Mean KL(expected || got) in nats of the distributions that logits [N, V] stand for."""
+    ours, theirs = (
+        x.astype(np.float64) - np.logaddexp.reduce(x.astype(np.float64), axis=-1, keepdims=True)
+        for x in (got, expected)
+    )
+    return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
 
 
 def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int) -> Array:

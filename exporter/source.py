@@ -57,6 +57,11 @@ class Source:
             return GenerationConfig.from_pretrained(self.location, revision=self.options.get("revision") or "main")
         except OSError:
             return None
+        except Exception as error:  # what is in the file decides what is raised
+            line = " ".join(str(error).split())[:240]
+            raise SourceError(
+                f"{self.name}: generation_config.json: {type(error).__name__}: {line}; mend or remove the file"
+            ) from error
 
     def licenses(self) -> dict[str, bytes]:
         """Licence files by name; for a GGUF file without one, what its metadata says."""

@@ -83,6 +83,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
     """Resolve ``options`` for a bundle. Raises ``UsageError`` for what it cannot do."""
     sources: dict[str, str] = {}
     values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
+    _check_model_defaults(values, sources)
     if values["top_k"] >= manifest.target.spec.vocab_size:
         values["top_k"] = 0
     if reason := _why_greedy(values):
@@ -134,6 +135,17 @@ def _sampling_value(name: str, options: GenerationOptions, manifest: Manifest, s
         sources[name] = _MODEL
         return manifest.generation_defaults[name]
     return float(getattr(Settings(), name))
+
+
+def _check_model_defaults(values: Mapping[str, float], sources: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` where the model's own generation config asks for what is out of range."""
+    for name, source in sources.items():
+        if source == _MODEL:
+            value: Any = int(values[name]) if name == "top_k" else values[name]
+            try:
+                GenerationOptions(**{name: value})
+            except UsageError as error:
+                raise UsageError(f"{error} (from {_MODEL}; give {name} yourself)") from error
 
 
 def _why_greedy(values: Mapping[str, float]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -122,13 +123,9 @@ def _prompt_ids(runtime: Runtime, bundle: Path, prompts: Path | None, max_new_to
 
 
 def _check_writable(output: Path) -> None:
-    try:
-        with output.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"{output}: the certificate cannot be written there ({error}); choose with --output"
-        ) from error
+    target = output if output.exists() else output.parent
+    if output.is_dir() or not os.access(target, os.W_OK):
+        raise UsageError(f"{output}: the certificate cannot be written there; choose a file with --output")
 
 
 def print_certificate(certificate: Certificate) -> None:

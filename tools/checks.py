@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.manifest import LOGITS_TOLERANCE, ModelEntry
+from specrt.engines.manifest import ModelEntry
 from specrt.engines.ort import available_cores
 from specrt.engines.seam import Array
 from specrt.engines.spec import LOGITS, past_name
@@ -101,7 +101,7 @@ def check_reference(subject: Subject) -> list[Check]:
                 f"{role}: reference",
                 f"logits at {len(expected)} positions with those of the torch model, stored at export",
                 f"largest difference {error:.1e} of {scale:.1f}, same argmax at {same}",
-                bool(np.isfinite(got).all()) and error <= LOGITS_TOLERANCE[entry.spec.dtype] * scale,
+                bool(np.isfinite(got).all()) and error <= entry.logits_tolerance * scale,
                 {"max_abs_error": error, "max_abs_logit": scale, "same_argmax": same},
             )
         )
@@ -125,7 +125,7 @@ def check_rows(subject: Subject) -> list[Check]:
                 f"{role}: rows",
                 f"{len(ids)} positions in passes of 1 row with passes of {' and '.join(map(str, widths))}",
                 f"largest difference {error:.1e} of {scale:.1f}",
-                error <= LOGITS_TOLERANCE[entry.spec.dtype] * scale,
+                error <= entry.logits_tolerance * scale,
                 {"max_abs_error": error, "max_abs_logit": scale},
             )
         )
@@ -242,13 +242,12 @@ def check_caches(subject: Subject) -> list[Check]:
             num_compared += 1
     slot.close()
     fresh.close()
-    dtype = subject.runtime.manifest.target.spec.dtype
     return [
         Check(
             "caches",
             f"logits on {num_compared} caches after rounds, stale slots set to {POISON:g}, with a fresh prefill",
             f"largest relative difference {worst:.1e}; the target's bits {'the same' if same_bits else 'differ'}",
-            worst <= LOGITS_TOLERANCE[dtype],
+            worst <= max(entry.logits_tolerance for _, entry in subject.models),
             {"max_relative_error": worst, "target_bits_equal": same_bits},
         )
     ]
@@ -278,7 +277,7 @@ def _forks(subject: Subject, plain: Sequence[Sequence[int]], got: Sequence[Seque
             logits = slot.target.model.host[LOGITS][0]
             second, first = np.sort(logits)[-2:].tolist()
             slot.close()
-            tolerance = LOGITS_TOLERANCE[subject.runtime.manifest.target.spec.dtype] * float(np.abs(logits).max())
+            tolerance = subject.runtime.manifest.target.logits_tolerance * float(np.abs(logits).max())
             margin = first - second
             forks.append(
                 {"prompt": index, "position": position, "margin": margin, "is_near_tie": margin <= 2 * tolerance}

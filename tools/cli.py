@@ -55,6 +55,8 @@ def main() -> None:
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
 @click.option("--dtype", default="fp32", show_default=True, help="Weights and KV of the target: fp32 or fp16.")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
+@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8 or int4.")
+@click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8 or int4.")
 @click.option("--backend", default="onnxruntime", show_default=True, help="What will run the bundle.")
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
@@ -64,16 +66,23 @@ def export(**options: Any) -> None:
     """Export TARGET (and a draft for it) into a bundle.
 
     TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
-    text so far and needs no model; '--draft self' is the target itself on a second KV slot.
+    text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
+    target with its weights in 8 bits.
     """
     from specrt.tools.progress import quiet_libraries, shown_progress
 
     quiet_libraries()
-    from specrt.exporter.export import ExportOptions
     from specrt.exporter.export import export as run
+    from specrt.exporter.options import ExportOptions
 
     with shown_progress() as progress:
         manifest = run(ExportOptions(**options), progress)
+    for entry in filter(None, (manifest.target, manifest.draft.model)):
+        if entry.quantization != "none":
+            click.echo(
+                f"{entry.source} in {entry.quantization}: {entry.weights_bytes / 1e6:.0f} MB, KL to the torch model "
+                f"{entry.parity.mean_kl:.1e} nats, same argmax at {entry.parity.argmax_agreement:.0%} of positions"
+            )
     parity = manifest.target.parity
     total = sum(entry.num_bytes for entry in manifest.files.values())
     click.echo(
@@ -141,7 +150,7 @@ def chat(bundle: Path, system: str | None, verbose: bool, device: str, **options
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
 @click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
-@click.option("--num-draws", type=click.IntRange(200), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the certificate as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:

@@ -118,7 +118,8 @@ def _export(plan: Plan, paths: Sequence[Path]) -> Manifest:
     force = plan.bundle.exists()
     _announce(*_export_command(plan, paths), *(["--force"] if force else []))
     quiet_libraries()
-    from specrt.exporter.export import ExportOptions, export
+    from specrt.exporter.export import export
+    from specrt.exporter.options import ExportOptions
 
     draft = str(paths[1]) if plan.has_draft_model else plan.draft
     with shown_progress() as progress:

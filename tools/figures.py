@@ -76,9 +76,11 @@ def print_inspection(manifest: Manifest) -> None:
 
 def _print_model(console: Console, role: str, entry: ModelEntry) -> None:
     spec, parity = entry.spec, entry.parity
+    quantized = "" if entry.quantization == "none" else f", weights in {entry.quantization}"
     console.print(f"\n[bold]{role}[/bold]: {entry.architecture} from {entry.source}", highlight=False, soft_wrap=True)
     console.print(
-        f"weights {entry.weights_bytes / 1e6:.0f} MB ({spec.dtype}), KV {spec.kv_bytes / 1e6:.1f} MB a sequence "
+        f"weights {entry.weights_bytes / 1e6:.0f} MB ({spec.dtype}{quantized}), "
+        f"KV {spec.kv_bytes / 1e6:.1f} MB a sequence "
         f"({len(spec.kv_layers)} layers, capacity {spec.capacity}), context {spec.max_seq_len}, "
         f"prefill chunk {spec.max_width}",
         highlight=False,
@@ -86,7 +88,8 @@ def _print_model(console: Console, role: str, entry: ModelEntry) -> None:
     )
     console.print(
         f"parity at export: largest logit difference {parity.max_abs_error:.1e} of {parity.max_abs_logit:.1f}, "
-        f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions",
+        f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions, "
+        f"KL {parity.mean_kl:.1e} nats",
         highlight=False,
         soft_wrap=True,
     )

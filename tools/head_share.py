@@ -110,12 +110,12 @@ def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None
     from specrt.engines.ort import available_cores
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(str(describe_machine(threads or available_cores())))
     with specrt.load(bundle, threads=threads) as runtime:
         prompts = choose_prompts("rewriting")
         (prompt,) = encode_prompts(prompts, bundle, runtime.manifest, 64)
         found = measure(runtime, prompt, repeats)
         vocab_size, k = runtime.manifest.target.spec.vocab_size, runtime.manifest.num_speculative_tokens
+    console.print(str(describe_machine(threads or available_cores(), watch_seconds=0.0)))
     table = Table(title=f"{bundle}, K = {k}, vocabulary {vocab_size}", title_justify="left")
     for heading in ("rule and settings", "rounds", "ms a round", "ms outside the passes", "share"):
         table.add_column(heading, justify="left" if heading.startswith("rule") else "right")

@@ -13,8 +13,6 @@ from specrt.engines.oracle import MIN_RESIDUAL, chunk_size
 from specrt.engines.spec import LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.exporter.heads.writer import GraphWriter, row_numbers
 
-_BELOW_ONE = float(np.float32(1 - 2**-24))
-
 
 def write_match(g: GraphWriter, drafted: str) -> None:
     """``match`` at temperature 0: the first most likely id of each row; ArgMax takes the first maximum, as in numpy."""
@@ -91,9 +89,8 @@ def _inverse_cdf(g: GraphWriter, weights: str, uniform: str, length: int) -> str
     """The first index whose cumulated weight exceeds ``uniform`` [R, 1] of the total. [R, N] -> [R, 1] i64"""
     cumulated = g.CumSum(weights, g.const(1, "int64"))
     total = g.Slice(cumulated, g.ints(length - 1), g.ints(length), g.ints(1))
-    wanted = g.Min(g.Mul(uniform, total), g.Mul(total, g.const([_BELOW_ONE])))
-    passed = g.Cast(g.LessOrEqual(cumulated, wanted), to=TensorProto.FLOAT)
-    index = g.Min(g.ReduceSum(passed, g.ints(1), keepdims=1), g.const([float(length - 1)]))
+    passed = g.And(g.LessOrEqual(cumulated, g.Mul(uniform, total)), g.Less(cumulated, total))
+    index = g.ReduceSum(g.Cast(passed, to=TensorProto.FLOAT), g.ints(1), keepdims=1)
     return str(g.Cast(index, to=TensorProto.INT64))
 
 

@@ -200,7 +200,7 @@ def test_the_chances_of_block_are_those_of_the_paper(seed: int) -> None:
     assert len(law_of(program, ends=False)) > 8
 
 
-@pytest.mark.parametrize("seed", range(6))
+@each_seed
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_block_accepts_more_than_token_unless_one_id_is_drafted(k: int, seed: int) -> None:
     pair = random_pair(seed, k, memory=1)

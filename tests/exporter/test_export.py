@@ -39,8 +39,9 @@ from specrt.engines.manifest import DraftEntry, Manifest, ModelEntry, manifest_f
 from specrt.engines.oracle import filtered
 from specrt.engines.ort import OrtEngine
 from specrt.exporter.bundle import file_entries, write_manifest
-from specrt.exporter.export import ExportOptions, export
+from specrt.exporter.export import export
 from specrt.exporter.heads import write_heads
+from specrt.exporter.options import ExportOptions
 from specrt.exporter.reference import check_parity, graph_logits, reference_logits
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
@@ -238,7 +239,7 @@ def _chances(bundle: Path, prompt: list[int], num_tokens: int) -> dict[tuple[int
     entry = manifest_from_bundle(bundle).target
     chances: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(num_tokens):
-        longer = {}
+        longer: dict[tuple[int, ...], float] = {}
         for ids, chance in chances.items():
             logits = graph_logits(bundle / entry.graph, entry.spec, np.array([*prompt, *ids]), threads=1)[-1:]
             probs = filtered(logits, temperature=0.8, top_k=3)[0]

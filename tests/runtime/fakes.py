@@ -1,4 +1,4 @@
-"""Models and heads on the fake engine for the loop's tests: tables, spies, scripted drafts, and PLAIN written by hand.
+"""Models and heads on the fake engine for the loop's tests: tables, spies and scripted drafts.
 
 A table maps a prefix to the next token, or to logits, by a hash of the prefix: a wrong position, a lost row or a bad
 rollback shows in the output.
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
-from specrt.engines.heads import WITHIN
 from specrt.engines.seam import Array
 from specrt.engines.spec import INPUT_IDS, ModelSpec, past_name
 from specrt.runtime.cached import CachedModel
@@ -29,7 +28,6 @@ from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
-from specrt.runtime.uniforms import Uniforms
 
 VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
 POISON = 1_000_003.0
@@ -245,56 +243,3 @@ def pair_of(
     engine = engine_of(target, vocab_size=vocab_size)
     drafting = engine if draft is None else engine_of(draft, vocab_size=draft_vocab_size or vocab_size)
     return Pair(engine, drafting, load)
-
-
-# --- PLAIN ---------------------------------------------------------------------------------------------------------
-
-
-def decode(table: Logits, settings: Settings, prompt: Sequence[int], max_seq_len: int = 256) -> list[int]:
-    """PLAIN: the new ids, token by token, from the definitions and in float64. ``match``'s uniforms."""
-    tokens = list(prompt)
-    while len(tokens) < min(len(prompt) + settings.max_new_tokens, max_seq_len):
-        logits = penalized(table(tokens), settings, tokens, len(prompt))
-        if settings.temperature == 0:
-            tokens.append(int(np.argmax(logits)))
-        else:
-            uniform = Uniforms(settings.seed or 0).at_positions(len(tokens), 1)[0, WITHIN]
-            cdf = np.cumsum(distribution(logits, settings))
-            tokens.append(int(np.searchsorted(cdf, uniform * cdf[-1], side="right")))
-        if tokens[-1] in settings.ending_ids:
-            break
-    return tokens[len(prompt) :]
-
-
-def penalized(logits: Array, settings: Settings, tokens: Sequence[int], num_prompt_tokens: int) -> Array:
-    """The logits of the token after ``tokens``: biases, bans and penalties, then the processors. [V] f64"""
-    logits, output = logits.astype(np.float64), tokens[num_prompt_tokens:]
-    for token, bias in settings.logit_bias.items():
-        logits[token] += bias
-    logits[list(settings.banned_token_ids)] = -np.inf
-    if len(output) < settings.min_new_tokens:
-        logits[list(settings.ending_ids)] = -np.inf
-    for token in set(tokens):
-        penalty = settings.repetition_penalty
-        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    for token in set(output):
-        logits[token] -= settings.presence_penalty + settings.frequency_penalty * list(output).count(token)
-    for processor in settings.logits_processors:
-        changed = processor(tokens, logits)
-        logits = logits if changed is None else changed
-    return logits
-
-
-def distribution(logits: Array, settings: Settings) -> Array:
-    """Probabilities after temperature, top-k, top-p and min-p, ties kept. [V] f64"""
-    p: Array = np.exp((logits - logits.max()) / settings.temperature)
-    if settings.top_k:
-        p[p < np.sort(p)[-settings.top_k]] = 0
-    p /= p.sum()
-    floor = settings.min_p * p.max()
-    if settings.top_p < 1:
-        most_likely = np.sort(p)[::-1]
-        floor = max(floor, most_likely[np.searchsorted(np.cumsum(most_likely), settings.top_p)])
-    p[p < floor] = 0
-    p /= p.sum()
-    return p

@@ -16,7 +16,8 @@ from specrt.engines.spec import LOGITS, ModelSpec
 from specrt.runtime import judge
 from specrt.runtime.settings import Settings
 from specrt.runtime.uniforms import Uniforms
-from tests.runtime.fakes import PROMPT, decode, hashed_logits, noisy, pair_of
+from tests.runtime.fakes import PROMPT, hashed_logits, noisy, pair_of
+from tests.runtime.plain import decode
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

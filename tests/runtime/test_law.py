@@ -22,7 +22,8 @@ from specrt.runtime.result import Stats
 from specrt.runtime.round import generate_tokens
 from specrt.runtime.settings import Settings
 from specrt.runtime.uniforms import Uniforms
-from tests.runtime.fakes import Logits, Pair, distribution, hashed_logits, limits_of, noisy, pair_of, penalized
+from tests.runtime.fakes import Logits, Pair, hashed_logits, limits_of, noisy, pair_of
+from tests.runtime.plain import distribution, penalized
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}

@@ -18,20 +18,11 @@ from specrt.engines.errors import UsageError
 from specrt.engines.seam import Array
 from specrt.runtime.options import LogitsProcessor
 from specrt.runtime.penalties import Penalties
+from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from tests.runtime.bundles import Backend, Open
-from tests.runtime.fakes import (
-    ALL_K,
-    PROMPT,
-    Script,
-    decode,
-    engine_of,
-    hashed_logits,
-    noisy,
-    pair_of,
-    penalized,
-    slot_of,
-)
+from tests.runtime.fakes import ALL_K, PROMPT, Script, engine_of, hashed_logits, noisy, pair_of, slot_of
+from tests.runtime.plain import decode, penalized
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)
@@ -252,3 +243,33 @@ def test_a_dead_end_that_the_target_does_not_take_stops_nothing(temperature: flo
     script = Script([*PROMPT, *expected], 1, bad=dead)
     done = pair_of(TABLE, likes_it, VOCAB_SIZE).run(settings, drafter=script if kind == "script" else None)
     assert done.token_ids == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}])
+@pytest.mark.parametrize("draft_vocab_size", [60, 68])
+def test_a_processor_made_for_the_target_s_vocabulary_may_be_used_with_any_draft(
+    open_bundle: Open, backend: Backend, options: dict[str, Any], draft_vocab_size: int
+) -> None:
+    """A mask of 64 ids; the draft's logits are fewer or more."""
+    backend.vocab_sizes = {"target": 64, "draft": draft_vocab_size}
+    backend.target = hashed_logits(1, 64)
+    backend.draft = noisy(hashed_logits(1, 64), 2, draft_vocab_size, 0.125)
+    mask = np.where(np.arange(64) % 3 == 0, -np.inf, 0).astype(np.float32)
+    options = {"max_new_tokens": 12, "logits_processors": [lambda prefix, logits: logits + mask], **options}
+    runtime = open_bundle()
+    plain = runtime.generate([1, 2], draft="none", **options).token_ids
+    assert runtime.generate([1, 2], **options).token_ids == plain
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "rule": "block"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"banned_token_ids": range(64)}, {"stop_token_ids": range(64), "min_new_tokens": 2}],
+    ids=["bans", "min"],
+)
+def test_options_that_leave_no_id_are_refused(
+    runtime: Runtime, options: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    """Rather than give an id that is banned, or end the text too early."""
+    with pytest.raises(UsageError):
+        runtime.generate([1, 2], max_new_tokens=3, **options, **sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotPool
 from tests.runtime.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
-from tests.runtime.fakes import POISON, Engine, decode, hashed, slot_of
+from tests.runtime.fakes import POISON, Engine, hashed, slot_of
+from tests.runtime.plain import decode
 
 LONG = [(7 * i) % 60 for i in range(24)]
 each_way = pytest.mark.parametrize("way", WAYS, ids=range(len(WAYS)))
@@ -165,8 +167,10 @@ def test_a_reproducible_prompt_reuses_only_what_came_from_wide_passes(
             slot.begin(given_ids, number)
         assert model.kv_len == len(wide.tokens)
         assert engine.cache(0)[: model.kv_len].tolist() == wide.tokens
-        for asked in (prompt, wide.tokens, [*wide.tokens, 1]):
+        chosen = model.min_width
+        for asked, model.min_width in product((prompt, wide.tokens, [*wide.tokens, 1]), (1, 2)):
             assert model.reusable(asked) == wide.reusable(asked, model.min_width)
+        model.min_width = chosen
 
 
 @pytest.mark.parametrize(("first", "reused"), [({}, 10), ({"reproducible": True}, 23)])
