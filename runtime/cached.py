@@ -68,10 +68,10 @@ class CachedModel:
             raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
         self.kv_len = kv_len
 
-    def reusable(self, tokens: Sequence[int]) -> int:
+    def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
         limit = min(self.kv_len, len(tokens) - 1)
-        if self.min_width > 1:
+        if min_width > 1:
             limit = min(limit, self._num_wide)
         return next((i for i in range(limit) if self._tokens[i] != tokens[i]), max(limit, 0))
 

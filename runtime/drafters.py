@@ -25,7 +25,7 @@ class ModelDrafter:
 
     It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
     and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
-    it proposes nothing. Tokens the target does not know end a draft.
+    it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
     """
 
     def __init__(self, draft: Draft, target_vocab_size: int) -> None:
@@ -44,7 +44,7 @@ class ModelDrafter:
         drafted: list[int] = []
         for _ in range(min(k, room + 1)):
             token = self._draft.next(committed, drafted)
-            if token >= self._vocab_size:
+            if token is None or token >= self._vocab_size:
                 break
             drafted.append(token)
         return drafted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from specrt.engines.errors import UsageError
 from specrt.engines.heads import (
     DRAFT_PROBS,
     FILTER,
@@ -20,7 +21,7 @@ from specrt.engines.heads import (
     UNIFORMS,
 )
 from specrt.engines.seam import Array
-from specrt.engines.spec import NUM_ACCEPTED, TOKENS
+from specrt.engines.spec import LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.runtime.heads import SlotHeads, Warp
 from specrt.runtime.penalties import Processing
 from specrt.runtime.settings import Settings
@@ -31,7 +32,7 @@ class Judge:
     """The target's judge: which drafted ids are accepted, and what comes next."""
 
     def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
-        self._processing = Processing(heads, settings, num_prompt_tokens)
+        self._processing = Processing(heads, settings, num_prompt_tokens, heads.memory[LOGITS].shape[1])
         self._is_processed = bool(self._processing.replaced)
         self._uniforms: Uniforms | None = None
         self._by_position = settings.rule == MATCH
@@ -49,10 +50,12 @@ class Judge:
     def judge(self, width: int, rows: int, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
         """(accepted n, the next token) from the last ``rows`` rows of a pass of ``width`` tokens.
 
-        Rows beyond ``len(drafted) + 1`` are repetitions and are not looked at.
+        Rows beyond ``len(drafted) + 1`` are repetitions and are not looked at. Raises ``UsageError`` when processors
+        leave no id where the text goes on.
         """
+        num_open = rows
         if self._is_processed:
-            self._processing.run(width, rows, committed, (), drafted)
+            num_open = self._processing.run(width, rows, committed, (), drafted)
         if self._warp is not None:
             self._warp.run(width, rows)
         if self._uniforms is not None:
@@ -63,6 +66,11 @@ class Judge:
         rule = self._rule if drafted else self._alone
         rule.run(width, rows)
         accepted = min(int(rule.host[NUM_ACCEPTED][0]), len(drafted))
+        if accepted >= num_open:
+            raise UsageError(
+                f"logits_processors: no id is left after {len(committed) + accepted} tokens; "
+                "they must allow at least one wherever they lead"
+            )
         return accepted, int(rule.host[TOKENS][accepted])
 
 
@@ -73,8 +81,15 @@ class DraftJudge:
     and ``block`` the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``.
     """
 
-    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int, draft_probs: Array | None) -> None:
-        self._processing = Processing(heads, settings, num_prompt_tokens)
+    def __init__(
+        self,
+        heads: SlotHeads,
+        settings: Settings,
+        num_prompt_tokens: int,
+        vocab_size: int,
+        draft_probs: Array | None,
+    ) -> None:
+        self._processing = Processing(heads, settings, num_prompt_tokens, vocab_size)
         replaced = self._processing.replaced
         self._is_processed = bool(replaced)
         self._uniforms: Uniforms | None = None
@@ -94,10 +109,13 @@ class DraftJudge:
             self._heads.append(heads.head(MATCH_SAMPLED, step, memory))
         self._random = heads.memory[UNIFORMS]  # [1, 3] f32
 
-    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int:
-        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave."""
-        if self._is_processed:
-            self._processing.run(width, 1, committed, drafted, ())
+    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave.
+
+        None when processors leave no id there.
+        """
+        if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
+            return None
         step = len(drafted) % len(self._heads)
         if self._uniforms is not None:
             self._warps[step].run(width, 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from specrt.engines.errors import UsageError
@@ -54,8 +55,8 @@ class GenerationOptions:
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model`` or ``none``.
     * ``rule``: ``match``, ``token`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
-    * ``seed``: the text is then a function of seed and target alone (unless ``rule`` asks for another rule than
-      ``match``): the same with any draft and any K.
+    * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, wherever the
+      rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
     * ``repetition_penalty`` divides (or multiplies) the logits of ids that occur in prompt or output;
       ``presence_penalty`` and ``frequency_penalty`` are subtracted for ids of the output, once or for each occurrence.
     * ``logit_bias`` is added to the logits of an id; ``banned_token_ids`` cannot be generated.
@@ -92,7 +93,9 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         for name, low, high, whole in _RANGES:
-            _check_number(name, getattr(self, name), low, high, whole)
+            value = getattr(self, name)
+            if value is not None or name in ("max_new_tokens", "min_new_tokens"):
+                object.__setattr__(self, name, _checked_number(name, value, low, high, whole))
         for name, choices in (("rule", RULES), ("draft", DRAFTS)):
             if (value := getattr(self, name)) is not None and value not in choices:
                 raise UsageError(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
@@ -102,12 +105,24 @@ class GenerationOptions:
             )
         if self.repetition_penalty is not None and self.repetition_penalty <= 0:
             raise UsageError(f"repetition_penalty: got {self.repetition_penalty}, expected more than 0; 1 is neutral")
-        for bias in (self.logit_bias or {}).values():
-            _check_number("logit_bias", bias, -1e4, 1e4, False)
-        for processor in self.logits_processors:
-            if not callable(processor):
-                raise UsageError(f"logits_processors: got {processor!r}, expected callables (token_ids, logits)")
+        for name in ("banned_token_ids", "stop_token_ids"):
+            ids = _checked_sequence(name, getattr(self, name), "token ids")
+            object.__setattr__(self, name, tuple(map(_plain, ids)))  # settings know the vocabulary
+        self._check_bias()
+        processors = _checked_sequence("logits_processors", self.logits_processors, "callables (token_ids, logits)")
+        if wrong := [processor for processor in processors if not callable(processor)]:
+            raise UsageError(f"logits_processors: got {wrong[0]!r}, expected callables (token_ids, logits)")
+        object.__setattr__(self, "logits_processors", processors)
         object.__setattr__(self, "stop", checked_stops(self.stop))
+
+    def _check_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise UsageError(f"logit_bias: got {type(self.logit_bias).__name__}, expected {{token id: bias}}")
+        bias = {
+            _plain(token_id): _checked_number("logit_bias", value, -1e4, 1e4, False)
+            for token_id, value in (self.logit_bias or {}).items()
+        }
+        object.__setattr__(self, "logit_bias", bias or None)
 
 
 # name, least, most, whole numbers only
@@ -126,15 +141,28 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
 )
 
 
-def _check_number(name: str, value: Any, low: float, high: float, whole: bool) -> None:
-    """Raise ``UsageError`` unless ``value`` is None or a number of the range."""
-    if value is None and name not in ("max_new_tokens", "min_new_tokens"):
-        return
-    is_number = isinstance(value, int) or (isinstance(value, float) and not whole)
+def _checked_number(name: str, value: Any, low: float, high: float, whole: bool) -> int | float:
+    """``value`` as Python's own number. Raises ``UsageError`` unless it is one of the range."""
+    is_number = isinstance(value, Integral) or (isinstance(value, Real) and not whole)
     if not is_number or isinstance(value, bool) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
         limits = f"from {low} to {high}" if high != float("inf") else f"of {low} or more"
         raise UsageError(f"{name}: got {value!r}, expected {kind} {limits}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _plain(token_id: Any) -> Any:
+    """numpy's whole numbers as Python's own."""
+    if isinstance(token_id, bool):  # an Integral too, and a mistake
+        return token_id
+    return int(token_id) if isinstance(token_id, Integral) else token_id
+
+
+def _checked_sequence(name: str, value: Any, kind: str) -> tuple[Any, ...]:
+    """The items in a tuple. Raises ``UsageError`` for what is not several."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put one alone into brackets")
+    return tuple(value)
 
 
 def options_of(given: Options) -> GenerationOptions:

@@ -79,24 +79,37 @@ class Processors:
     """Python callables on the rows of ``processed_logits``, in turn.
 
     A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
-    never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are.
+    never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are. What was banned before
+    stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another.
     """
 
-    def __init__(self, memory: Array, source: Array | None, processors: Sequence[LogitsProcessor]) -> None:
+    def __init__(
+        self, memory: Array, source: Array | None, processors: Sequence[LogitsProcessor], vocab_size: int
+    ) -> None:
         self._logits, self._source, self._processors = memory, source, processors
+        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, memory.shape[1])
 
-    def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> None:
-        """Change ``rows`` rows [R, V] f32 in place. Raises ``UsageError`` when no id is left, or the shape is wrong."""
+    def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
+        """Change rows [R, V] f32 in place; return how many have an id left before the first that has none.
+
+        That one is left as it was. Raises ``UsageError`` when a processor returns another shape.
+        """
         if self._source is not None:
             self._logits[:rows] = self._source[:rows]
-        prefix = [*committed, *ahead]
+        prefix = (*committed, *ahead)
         for row in range(rows):
-            self._apply(prefix, self._logits[row])
+            if not self._apply(prefix, self._logits[row]):
+                return row
             if row >= len(drafted) or self._logits[row, drafted[row]] == -np.inf:
                 break
-            prefix.append(drafted[row])
+            prefix = (*prefix, drafted[row])
+        return rows
 
-    def _apply(self, prefix: list[int], logits: Array) -> None:
+    def _apply(self, prefix: tuple[int, ...], row: Array) -> bool:
+        """Whether an id is left."""
+        logits = np.full(self._vocab_size, -np.inf, np.float32)
+        logits[: self._num_shared] = row[: self._num_shared]
+        is_banned = logits == -np.inf
         for processor in self._processors:
             changed = processor(prefix, logits)
             if changed is not None and changed is not logits:
@@ -105,32 +118,34 @@ class Processors:
                         f"logits_processors: {processor!r} returned shape {np.shape(changed)}, expected {logits.shape}"
                     )
                 logits[:] = changed
+        logits[is_banned] = -np.inf
         if not np.isfinite(logits.max()):
-            raise UsageError(
-                f"logits_processors: no id is left after {len(prefix)} tokens (largest logit {logits.max()}); "
-                "a processor must allow at least one"
-            )
+            return False
+        row[: self._num_shared] = logits[: self._num_shared]
+        return True
 
 
 class Processing:
-    """Penalties, then processors, for one generation; ``logits`` names the memory that the next head reads."""
+    """Penalties, then processors, for one generation; ``replaced`` is the memory that the next head reads."""
 
-    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
+    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
         self._penalties = Penalties(heads, settings, num_prompt_tokens) if settings.penalizes else None
         self._processors: Processors | None = None
         self.replaced: dict[str, Array] = {}
         if settings.logits_processors:
             memory = heads.head(PENALTIES).host[PROCESSED_LOGITS]
             source = None if self._penalties else heads.memory[LOGITS]
-            self._processors = Processors(memory, source, settings.logits_processors)
+            self._processors = Processors(memory, source, settings.logits_processors, vocab_size)
         if self._penalties or self._processors:
             self.replaced = {LOGITS: heads.memory[PROCESSED_LOGITS]}
 
-    def run(
-        self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]
-    ) -> None:
-        """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more."""
+    def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
+        """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more.
+
+        Returns how many have an id left before the first that has none.
+        """
         if self._penalties is not None:
             self._penalties.run(width, rows, committed, ahead)
         if self._processors is not None:
-            self._processors.run(rows, committed, ahead, drafted)
+            return self._processors.run(rows, committed, ahead, drafted)
+        return rows

@@ -56,8 +56,11 @@ class Draft:
     def __init__(self, model: CachedModel, judge: DraftJudge) -> None:
         self.model, self._judge = model, judge
 
-    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int:
-        """Feed what the cache lacks of ``committed`` and ``drafted``; return the id that the draft puts next."""
+    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        """Feed what the cache lacks of ``committed`` and ``drafted``; return the id that the draft puts next.
+
+        None when logits processors leave it none.
+        """
         width, _ = self.model.feed(self._pending(committed, drafted), 1)
         return self._judge.draw(width, committed, drafted)
 

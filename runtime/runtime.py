@@ -101,7 +101,7 @@ class Runtime:
 
     def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter | None]:
         """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
-        slot.target.begin(prompt, min_width=2 if settings.reproducible else 1)
+        slot.target.begin(prompt, _min_width(settings))
         heads = slot.target.heads
         logprobs = None if settings.logprobs is None else Logprobs(heads, settings.logprobs)
         target = Target(slot.target.model, Judge(heads, settings, len(prompt)), logprobs)
@@ -110,7 +110,7 @@ class Runtime:
         if slot.draft is None:
             slot.draft = self._new_draft()
         slot.draft.begin(prompt, min_width=1)
-        judge = DraftJudge(slot.draft.heads, settings, len(prompt), draft_probs(heads, settings))
+        judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, draft_probs(heads, settings))
         return target, ModelDrafter(Draft(slot.draft.model, judge), self._vocab_size)
 
     def close(self) -> None:
@@ -138,10 +138,14 @@ class Runtime:
         limits = Limits(
             frozenset(settings.ending_ids), settings.max_new_tokens, spec.max_seq_len, settings.num_speculative_tokens
         )
-        slot = self._pool.take(tokens)
+        slot = self._pool.take(tokens, _min_width(settings))
         try:
             target, drafter = self.begin(slot, tokens, settings)
             for emitted in generate_tokens(tokens, target, drafter, limits, stats, watch):
                 yield Emitted(emitted, target.logprobs[: len(emitted)])
         finally:
             self._pool.give_back(slot)
+
+
+def _min_width(settings: Settings) -> int:
+    return 2 if settings.reproducible else 1

@@ -4,13 +4,13 @@
   given. Everything else is neutral: temperature 0, no filter, no penalty.
 * Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
 * The rule is ``match`` when greedy, with a seed, or when the draft does not sample (n-gram, none); else ``block``.
-* A seed implies ``reproducible``, unless another rule than ``match`` is asked for.
+* A seed implies ``reproducible`` wherever the rule is ``match``.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -85,17 +85,18 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
     values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
     _check_model_defaults(values, sources)
     if values["top_k"] >= manifest.target.spec.vocab_size:
-        values["top_k"] = 0
+        values["top_k"], sources["top_k"] = 0, "as many as there are ids"
     if reason := _why_greedy(values):
         values.update(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
-        sources["temperature"] = reason
+        sources.update(dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), reason))
     k = _num_speculative_tokens(options, manifest, sources)
     draft = _draft(options, manifest, k, sources)
     is_greedy = values["temperature"] == 0
     rule = _rule(options, draft, is_greedy, sources)
     eos = () if options.ignore_eos else manifest.eos_token_ids
     sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
-    _check_ids(options, manifest.target.spec.vocab_size)
+    ending_ids = {*eos, *options.stop_token_ids}
+    _check_ids(options, ending_ids, manifest.target.spec.vocab_size)
     given = ("max_new_tokens", "logit_bias", "banned_token_ids", "min_new_tokens", "stop", "logprobs")
     defaults = GenerationOptions()
     for name in (*given, "logits_processors"):
@@ -118,7 +119,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
         logit_bias=dict(options.logit_bias or {}),
         banned_token_ids=tuple(options.banned_token_ids),
         min_new_tokens=options.min_new_tokens,
-        ending_ids=tuple(sorted({*eos, *options.stop_token_ids})),
+        ending_ids=tuple(sorted(ending_ids)),
         stop=tuple(options.stop),
         logprobs=options.logprobs,
         logits_processors=tuple(options.logits_processors),
@@ -226,7 +227,7 @@ def _reproducible(options: GenerationOptions, rule: str, sources: dict[str, str]
     return False
 
 
-def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
+def _check_ids(options: GenerationOptions, ending_ids: Iterable[int], vocab_size: int) -> None:
     groups = (
         ("logit_bias", options.logit_bias or {}),
         ("banned_token_ids", options.banned_token_ids),
@@ -236,3 +237,8 @@ def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
                 raise UsageError(f"{name}: got {token_id!r}, expected ids in 0..{vocab_size - 1}")
+    excluded = {*options.banned_token_ids, *(ending_ids if options.min_new_tokens else ())}
+    if len(excluded) >= vocab_size:
+        raise UsageError(
+            f"banned_token_ids: with the ids that min_new_tokens excludes, all {vocab_size} are; leave at least one"
+        )

@@ -62,7 +62,7 @@ class SlotModel:
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
         """Keep of the cache what ``prompt`` begins with, its last token aside."""
         self.model.min_width = min_width
-        self.model.rollback(self.model.reusable(prompt))
+        self.model.rollback(self.model.reusable(prompt, min_width))
 
     def close(self) -> None:
         self.heads.close()
@@ -88,16 +88,15 @@ class SlotPool:
     def __init__(self, open_slot: Callable[[], Slot]) -> None:
         self._open_slot = open_slot
         self._idle: list[Slot] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stream that is dropped gives its slot back in whatever thread collects it
 
-    def take(self, prompt: Sequence[int]) -> Slot:
-        """The idle slot that holds most of ``prompt``, or a new one where none is idle."""
+    def take(self, prompt: Sequence[int], min_width: int) -> Slot:
+        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle."""
         with self._lock:
             if not self._idle:
                 return self._open_slot()
-            # A slot that holds nothing of use is better lost than one that does: the latest goes last.
-            best = max(range(len(self._idle)), key=lambda index: self._idle[index].target.model.reusable(prompt))
-            return self._idle.pop(best)
+            held = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
+            return self._idle.pop(held.index(max(held)))
 
     def give_back(self, slot: Slot) -> None:
         """Make ``slot`` idle."""

@@ -51,13 +51,13 @@ Logits = Callable[[Sequence[int]], Array]
 
 
 def hashed_logits(seed: int, vocab_size: int, memory: int = 0) -> Logits:
-    """Logits [V] f32 of at most 64 ids, multiples of 1/32 in -4 .. 4 (so that ties occur)."""
+    """Logits [V] f32 (the first again beyond 64 ids), multiples of 1/32 in -4 .. 4 (so that ties occur)."""
 
     @lru_cache(maxsize=100_000)
     def row(context: tuple[int, ...]) -> Array:
         data = array("q", context).tobytes()
-        digest = hashlib.blake2b(data, digest_size=vocab_size, key=seed.to_bytes(4, "big")).digest()
-        logits = np.frombuffer(digest, np.uint8).astype(np.float32) / 32 - 4
+        digest = hashlib.blake2b(data, digest_size=min(vocab_size, 64), key=seed.to_bytes(4, "big")).digest()
+        logits = np.resize(np.frombuffer(digest, np.uint8), vocab_size).astype(np.float32) / 32 - 4
         logits.flags.writeable = False
         return logits
 
@@ -133,7 +133,7 @@ def open_target(engine: Engine, slot: int = 0) -> Target:
 def open_draft(engine: Engine, slot: int = 0) -> Draft:
     """A greedy draft, whose heads judge one row."""
     opened = slot_of(engine, slot, max_rows=1)
-    return Draft(opened.model, DraftJudge(opened.heads, Settings(), 0, None))
+    return Draft(opened.model, DraftJudge(opened.heads, Settings(), 0, VOCAB_SIZE, None))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------
@@ -212,7 +212,10 @@ class Pair:
     def begin_draft(self, settings: Settings, prompt: Sequence[int]) -> Draft:
         self.draft.begin(prompt, 1)
         probs = draft_probs(self.target.heads, settings)
-        return Draft(self.draft.model, DraftJudge(self.draft.heads, settings, len(prompt), probs))
+        return Draft(
+            self.draft.model,
+            DraftJudge(self.draft.heads, settings, len(prompt), self.target.model.spec.vocab_size, probs),
+        )
 
     def run(
         self,

@@ -83,7 +83,7 @@ def test_a_stream_may_be_dropped_while_a_slot_is_taken(runtime: Runtime) -> None
     waits_for_itself = thread.is_alive()
     gc.enable()
     if waits_for_itself:
-        runtime._pool._lock = Lock()  # for the end of this test
+        runtime._pool._lock = Lock()  # type: ignore[assignment]  # for the end of this test
     assert not waits_for_itself
 
 

@@ -131,7 +131,7 @@ class WrongProbs(Draft):
 
     probs: Array
 
-    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int:
+    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
         token = super().next(committed, drafted)
         self.spoil(len(drafted))
         return token

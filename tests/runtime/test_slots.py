@@ -82,7 +82,7 @@ class Held(Slot):
         self.target: Any = self
         self.model = self
 
-    def reusable(self, prompt: Sequence[int]) -> int:
+    def reusable(self, prompt: Sequence[int], min_width: int) -> int:
         return min(self.held, len(prompt))
 
     def close(self) -> None:
@@ -92,15 +92,15 @@ class Held(Slot):
 def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
     opened: list[Slot] = []
     pool = SlotPool(lambda: opened.append(Held(len(opened))) or opened[-1])  # type: ignore[func-returns-value]
-    slots = [pool.take([1] * 9) for _ in range(3)]
+    slots = [pool.take([1] * 9, 1) for _ in range(3)]
     assert slots == opened and len(opened) == 3
     for slot in slots:
         pool.give_back(slot)
-    assert [pool.take([1] * 9) for _ in range(4)] == [opened[2], opened[1], opened[0], opened[3]]
+    assert [pool.take([1] * 9, 1) for _ in range(4)] == [opened[2], opened[1], opened[0], opened[3]]
     opened[0].held = opened[1].held = 0  # type: ignore[attr-defined]
     for slot in (opened[1], opened[0]):
         pool.give_back(slot)
-    assert pool.take([1]) is opened[1]  # of those that hold nothing, the one that lay idle longest
+    assert pool.take([1], 1) is opened[1]  # of those that hold nothing, the one that lay idle longest
     pool.give_back(opened[1])
     pool.close()
     assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
@@ -167,10 +167,8 @@ def test_a_reproducible_prompt_reuses_only_what_came_from_wide_passes(
             slot.begin(given_ids, number)
         assert model.kv_len == len(wide.tokens)
         assert engine.cache(0)[: model.kv_len].tolist() == wide.tokens
-        chosen = model.min_width
-        for asked, model.min_width in product((prompt, wide.tokens, [*wide.tokens, 1]), (1, 2)):
-            assert model.reusable(asked) == wide.reusable(asked, model.min_width)
-        model.min_width = chosen
+        for asked, least in product((prompt, wide.tokens, [*wide.tokens, 1]), (1, 2)):
+            assert model.reusable(asked, least) == wide.reusable(asked, least)
 
 
 @pytest.mark.parametrize(("first", "reused"), [({}, 10), ({"reproducible": True}, 23)])
@@ -209,7 +207,7 @@ def test_poison_in_stale_slots_changes_nothing(open_bundle: Open, models: Backen
     expected = {length: alone(open_bundle, LONG[:length], max_new_tokens=20, **way) for length in (24, 5)}
     runtime = open_bundle()  # the latest, whose engines ``models`` has
     take, taken = runtime._pool.take, list[Slot]()
-    runtime._pool.take = lambda prompt: taken.append(take(prompt)) or taken[-1]  # type: ignore[func-returns-value, method-assign]
+    runtime._pool.take = lambda *asked: taken.append(take(*asked)) or taken[-1]  # type: ignore[func-returns-value, method-assign]
     for length in (24, 5, 24, 5):
         stream = runtime.stream(LONG[:length], max_new_tokens=20, **way)
         for _ in stream:
