@@ -97,11 +97,8 @@ def check_parity(
 
 def _mean_kl(expected: Array, got: Array) -> float:
     """Mean KL(expected || got) in nats of the distributions that logits [N, V] stand for."""
-    ours, theirs = (
-        x.astype(np.float64) - np.logaddexp.reduce(x.astype(np.float64), axis=-1, keepdims=True)
-        for x in (got, expected)
-    )
-    return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
+    theirs, ours = (torch.log_softmax(torch.from_numpy(logits).double(), dim=-1) for logits in (expected, got))
+    return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
 
 
 def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int) -> Array:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from specrt.engines.heads import FILTER, FILTER_WIDE, NUCLEUS, NUCLEUS_IS_LARGER, THRESHOLD
+from specrt.engines.heads import NUCLEUS_IS_LARGER, THRESHOLD
 from specrt.engines.seam import Array, Binding, Engine
 from specrt.engines.spec import INPUT_IDS, LOGITS, ROW_INDICES
-
-_FILTERS = (FILTER, FILTER_WIDE, NUCLEUS)
 
 
 class HeadEngines:
@@ -59,21 +57,18 @@ class Warp:
     """Logits to probabilities: softmax, or filters.
 
     Filters sort only the most likely ids. Where the nucleus is larger, the next one sorts more, and the last finds its
-    threshold without a sort; rows that fitted come out of it with the same bits.
+    threshold without a sort; rows that fitted come out of it with the same bits. All are opened here, none in a round.
     """
 
-    def __init__(self, heads: SlotHeads, name: str, variant: str, replaced: Mapping[str, Array]) -> None:
-        self._heads, self._variant, self._replaced = heads, variant, replaced
-        self._binding = heads.head(name, variant, replaced)
-        self._wider = _FILTERS[_FILTERS.index(name) + 1 :] if name in _FILTERS else ()
-        self._is_larger = self._binding.host.get(NUCLEUS_IS_LARGER)
+    def __init__(self, heads: SlotHeads, names: Sequence[str], variant: str, replaced: Mapping[str, Array]) -> None:
+        first = heads.head(names[0], variant, replaced)
+        own = {tensor: first.host[tensor] for tensor in (NUCLEUS_IS_LARGER, THRESHOLD) if tensor in first.host}
+        self._bindings = [first, *(heads.head(name, variant, {**replaced, **own}) for name in names[1:])]
+        self._is_larger = own.get(NUCLEUS_IS_LARGER)
 
     def run(self, width: int, rows: int) -> None:
         """Write the probabilities of ``rows`` rows."""
-        self._binding.run(width, rows)
-        if self._is_larger is not None:
-            for name in self._wider:
-                if not self._is_larger[:rows].any():
-                    return
-                own = {tensor: self._binding.host[tensor] for tensor in (NUCLEUS_IS_LARGER, THRESHOLD)}
-                self._heads.head(name, self._variant, {**self._replaced, **own}).run(width, rows)
+        for binding in self._bindings:
+            binding.run(width, rows)
+            if self._is_larger is None or not self._is_larger[:rows].any():
+                return

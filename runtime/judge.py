@@ -12,6 +12,7 @@ from specrt.engines.heads import (
     MATCH,
     MATCH_SAMPLED,
     MIN_P,
+    NUCLEUS,
     NUM_SORTED,
     PROBS,
     SOFTMAX,
@@ -26,6 +27,8 @@ from specrt.runtime.heads import SlotHeads, Warp
 from specrt.runtime.penalties import Processing
 from specrt.runtime.settings import Settings
 from specrt.runtime.uniforms import DRAFT, VERIFY, Uniforms
+
+_FILTERS = (FILTER, FILTER_WIDE, NUCLEUS)  # each takes the rows that the one before it could not
 
 
 class Judge:
@@ -116,7 +119,7 @@ class DraftJudge:
         """
         if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
             return None
-        step = len(drafted) % len(self._heads)
+        step = len(drafted) if len(self._heads) > 1 else 0  # a head for each row of q, or one for all
         if self._uniforms is not None:
             self._warps[step].run(width, 1)
             if self._by_position:
@@ -138,8 +141,8 @@ def draft_probs(heads: SlotHeads, settings: Settings) -> Array | None:
 
 def warp_of(heads: SlotHeads, settings: Settings, variant: str, replaced: Mapping[str, Array]) -> Warp:
     """The warp of ``settings``, its parameters written."""
-    filters = FILTER if settings.top_k <= NUM_SORTED else FILTER_WIDE
-    warp = Warp(heads, filters if settings.filters else SOFTMAX, variant, replaced)
+    names = (SOFTMAX,) if not settings.filters else _FILTERS[settings.top_k > NUM_SORTED :]
+    warp = Warp(heads, names, variant, replaced)
     heads.memory[TEMPERATURE][:] = settings.temperature
     if settings.filters:
         heads.memory[TOP_K][:], heads.memory[TOP_P][:] = settings.top_k, settings.top_p

@@ -89,12 +89,14 @@ class Runtime:
     def open_slot(self, draft: str) -> Slot:
         """A slot of its own for checks and measurements; close it afterwards.
 
-        ``draft`` is ``none``, ``model`` (the bundle's) or ``self`` (the target on buffers of its own, in any bundle).
+        ``draft`` is ``none``, ``model`` (the bundle's) or ``self`` (the target on buffers of its own, in any bundle, in
+        passes of two rows or more: then it computes what a reproducible target does, to the last bit).
         """
         slot = self._new_slot()
         if draft == "self":
             target = self._target.entry
-            slot.draft = SlotModel(self._target.open(), head_engines(self._place, target, 1, self._vocab_size))
+            heads = head_engines(self._place, target, 1, self._vocab_size)
+            slot.draft = SlotModel(self._target.open(), heads, min_width=2)
         elif draft == "model":
             slot.draft = self._new_draft()
         return slot

@@ -53,16 +53,16 @@ def head_engines(place: Place, entry: ModelEntry, max_rows: int, vocab_size: int
 
 
 class SlotModel:
-    """A model's cache in a slot, and its heads there."""
+    """A model's cache in a slot, and its heads there. No pass is narrower than ``min_width``."""
 
-    def __init__(self, model: CachedModel, engines: HeadEngines) -> None:
-        self.model = model
+    def __init__(self, model: CachedModel, engines: HeadEngines, min_width: int = 1) -> None:
+        self.model, self._min_width = model, min_width
         self.heads = SlotHeads(engines, model.host)
 
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
         """Keep of the cache what ``prompt`` begins with, its last token aside."""
-        self.model.min_width = min_width
-        self.model.rollback(self.model.reusable(prompt, min_width))
+        self.model.min_width = max(min_width, self._min_width)
+        self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
     def close(self) -> None:
         self.heads.close()

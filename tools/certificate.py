@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.errors import UsageError
+from specrt.engines.ort import available_cores
 from specrt.runtime.runtime import Runtime
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
@@ -71,10 +72,12 @@ def certify(
     max_new_tokens: int = 32,
     num_draws: int = 4000,
     output: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or beside the bundle as ``NAME.certificate.json``.
 
-    Raises ``UsageError`` for prompts that do not fit, and when the certificate cannot be written there.
+    ``tell`` gets a line as each is done: on a large model they take minutes. Raises ``UsageError`` for prompts that do
+    not fit, and when the certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     _check_writable(output)
@@ -89,6 +92,7 @@ def certify(
             for name, check in _CHECKS:
                 advance(name)
                 found += check(subject)
+                tell(f"{name}: {_outcome(found)}, after {time.perf_counter() - started:.0f} s")
         certificate = Certificate(
             bundle=str(bundle),
             target=manifest.target.source,
@@ -96,13 +100,18 @@ def certify(
             specrt_version=specrt.__version__,
             versions=manifest.versions,
             backend=runtime.backend,
-            machine=str(describe_machine(threads or subject.default_threads, watch_seconds=0.0)),
+            machine=str(describe_machine(threads or available_cores(), watch_seconds=0.0)),
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - started, 1),
             checks=tuple(found),
         )
     output.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", encoding="utf-8")
     return certificate
+
+
+def _outcome(found: Sequence[Check]) -> str:
+    failed = [check.name for check in found if not check.passed]
+    return f"FAILED so far: {', '.join(failed)}" if failed else "passed"
 
 
 def _prompt_ids(runtime: Runtime, bundle: Path, prompts: Path | None, max_new_tokens: int) -> list[list[int]]:

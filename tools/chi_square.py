@@ -51,9 +51,9 @@ def p_value(counts: Array, probs: Array) -> float:
 
 @dataclass
 class Rounds:
-    """Rounds of K = 2 after one prefix: p and q of the first position, and of the second by first id. [V] f32 each.
+    """Rounds of ``k`` = 1 or 2 after one prefix: p and q of the first position, and of the second by first id.
 
-    Of the third row, which the first token does not depend on, the second one's p is used.
+    [V] f32 each. Of a third row, which the first token does not depend on, the second one's p is used.
     """
 
     slot: Slot
@@ -61,8 +61,8 @@ class Rounds:
     q: Array
     p_after: dict[int, Array]
     q_after: dict[int, Array]
-
     is_stand_in: bool
+    k: int
 
     @cached_property
     def distance(self) -> float:
@@ -91,7 +91,8 @@ class Rounds:
         heads = self.slot.target.heads
         head, memory = heads.head(rule), heads.memory
         told = told or (self.p, self.q)
-        memory[INPUT_IDS][0, 0], memory[ROW_INDICES][:3] = 0, (0, 1, 2)
+        rows = self.k + 1
+        memory[INPUT_IDS][0, 0], memory[ROW_INDICES][:rows] = 0, range(rows)
         counts = np.zeros(len(self.p), np.int64)
         uniforms, loaded = Uniforms(SEED), -1
         for index in range(num_draws):
@@ -99,23 +100,20 @@ class Rounds:
             x1 = draw(self.q, drafted[0, CHUNK], drafted[0, WITHIN])
             x2 = draw(self.q_after[x1], drafted[1, CHUNK], drafted[1, WITHIN])
             if loaded != x1:
-                memory[PROBS][:3] = told[0], self.p_after[x1], self.p_after[x1]
-                memory[DRAFT_PROBS][:2] = told[1], self.q_after[x1]
+                memory[PROBS][:rows] = [told[0], self.p_after[x1], self.p_after[x1]][:rows]
+                memory[DRAFT_PROBS][: self.k] = [told[1], self.q_after[x1]][: self.k]
                 loaded = x1
-            memory[INPUT_IDS][0, 1:3] = x1, x2
-            memory[UNIFORMS][:3] = uniforms.of_round(VERIFY, index, 3)
-            head.run(3, 3)
+            memory[INPUT_IDS][0, 1:rows] = (x1, x2)[: self.k]
+            memory[UNIFORMS][:rows] = uniforms.of_round(VERIFY, index, rows)
+            head.run(rows, rows)
             counts[x1 if head.host[NUM_ACCEPTED][0] else head.host[TOKENS][0]] += 1
         return counts
 
 
 def check_first_tokens(subject: Subject) -> list[Check]:
     """``block`` and ``token`` against the target's distribution; three controls that must be rejected."""
-    if subject.k < 2:
-        return [Check("chi-square", "first tokens of rounds with K = 2", "left out: the bundle's K is 1", True)]
     has_draft = subject.runtime.manifest.draft.kind == "model"
     slot = subject.runtime.open_slot("model" if has_draft else "none")
-    slot.target.heads.head(BLOCK), slot.target.heads.head(TOKEN)
     rounds = _most_telling(subject, slot)
     drafts = f"a stand-in draft (the target at T = {HOT:g})" if rounds.is_stand_in else "the draft"
     found = []
@@ -151,19 +149,22 @@ def _most_telling(subject: Subject, slot: Slot) -> Rounds:
 
     Where draft and target agree fully, or in nothing, no fault could be seen.
     """
-    if slot.draft is not None:
-        best = max((_rounds(slot, prompt, False) for prompt in subject.prompts), key=lambda rounds: rounds.sensitivity)
-        if best.sensitivity >= MIN_SENSITIVITY:
-            return best
-    return max((_rounds(slot, prompt, True) for prompt in subject.prompts), key=lambda rounds: rounds.sensitivity)
+
+    def best(is_stand_in: bool) -> Rounds:
+        found = (_rounds(slot, prompt, is_stand_in, min(2, subject.k)) for prompt in subject.prompts)
+        return max(found, key=lambda rounds: rounds.sensitivity)
+
+    if slot.draft is not None and (rounds := best(is_stand_in=False)).sensitivity >= MIN_SENSITIVITY:
+        return rounds
+    return best(is_stand_in=True)
 
 
-def _rounds(slot: Slot, prompt: Sequence[int], is_stand_in: bool) -> Rounds:
+def _rounds(slot: Slot, prompt: Sequence[int], is_stand_in: bool, k: int) -> Rounds:
     """Run both models after ``prompt`` and after each id that may follow it."""
     p, q = _probs(slot, prompt, is_stand_in)
     after = {int(x): _probs(slot, [*prompt, int(x)], is_stand_in) for x in np.flatnonzero(q)}
     p_after, q_after = ({x: pair[side] for x, pair in after.items()} for side in (0, 1))
-    return Rounds(slot, p, q, p_after, q_after, is_stand_in)
+    return Rounds(slot, p, q, p_after, q_after, is_stand_in, k)
 
 
 def _probs(slot: Slot, tokens: Sequence[int], is_stand_in: bool) -> tuple[Array, Array]:

@@ -157,7 +157,7 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
     from specrt.tools.certificate import certify, print_certificate
 
-    certificate = certify(bundle, **options)
+    certificate = certify(bundle, **options, tell=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(certificate.as_dict()))
     else:

@@ -20,6 +20,7 @@ from rich.table import Table
 import specrt
 from specrt.engines.heads import BLOCK, MATCH, TOKEN
 from specrt.engines.hugepages import restart_with_huge_pages
+from specrt.engines.ort import available_cores
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
@@ -28,8 +29,6 @@ from specrt.tools.compare import one_line
 from specrt.tools.machine import describe_machine
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
-
-FILTERS = {"top_p": 0.95, "temperature": 0.7}
 
 
 @dataclass
@@ -107,8 +106,6 @@ def measure(runtime: Runtime, prompt: Sequence[int], repeats: int) -> dict[str, 
 @one_line()
 def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None) -> None:
     """Measure the heads' share of BUNDLE's rounds, with its K and its draft."""
-    from specrt.engines.ort import available_cores
-
     console = Console(highlight=False, soft_wrap=True)
     with specrt.load(bundle, threads=threads) as runtime:
         prompts = choose_prompts("rewriting")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -42,7 +42,14 @@ def lazy_initializer(model: ir.Model, name: str, parts: list[ir.Value]) -> ir.Va
         return ir.tensor(np.concatenate([tensor.numpy() for tensor in tensors if tensor is not None], axis=-1))
 
     dtype = tensors[0].dtype if tensors[0] is not None else ir.DataType.FLOAT
-    tensor = ir.LazyTensor(join, dtype=dtype, shape=ir.Shape(shape), name=name)
+    return deferred_initializer(model, name, shape, dtype, join)
+
+
+def deferred_initializer(
+    model: ir.Model, name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
+) -> ir.Value:
+    """An initializer whose content ``make`` gives, each time that it is read."""
+    tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype), const_value=tensor)
     model.graph.register_initializer(value)
     return value

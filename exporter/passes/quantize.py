@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxruntime.capi import _pybind_state as ort_quantizers
 
 from specrt.engines.seam import Array
-from specrt.exporter.passes.graph import add_initializer, remove_unused, replace_node
+from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,16 @@ def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_
     bits, size = quantization.bits, quantization.block_size
     num_blocks = -(-num_columns // size)
     name = weight.name
-    data = _lazy(model, f"{name}.data", (num_rows, num_blocks, size * bits // 8), ir.DataType.UINT8, parts.data)
-    scales = _lazy(model, f"{name}.scales", (num_rows, num_blocks), ir.DataType.FLOAT, lambda: parts.small(0))
+
+    def deferred(suffix: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], Array]) -> ir.Value:
+        return deferred_initializer(model, f"{name}.{suffix}", shape, dtype, lambda: ir.tensor(make()))
+
+    data = deferred("data", (num_rows, num_blocks, size * bits // 8), ir.DataType.UINT8, parts.data)
+    scales = deferred("scales", (num_rows, num_blocks), ir.DataType.FLOAT, lambda: parts.small(0))
     zero_points = None
     if quantization.has_zero_points:
         shape = (num_rows, -(-num_blocks * bits // 8))
-        zero_points = _lazy(model, f"{name}.zero_points", shape, ir.DataType.UINT8, lambda: parts.small(1))
+        zero_points = deferred("zero_points", shape, ir.DataType.UINT8, lambda: parts.small(1))
     return _Blocks(data, scales, zero_points, num_rows, num_columns)
 
 
@@ -164,12 +168,3 @@ def quantized(weight: Array, quantization: Quantization) -> tuple[Array, Array, 
     symmetric = not quantization.has_zero_points
     quantize(data, np.ascontiguousarray(weight), scales, zero_points, size, num_rows, num_columns, symmetric)
     return data, scales.reshape(num_rows, num_blocks), zero_points.reshape(num_rows, -1)
-
-
-def _lazy(
-    model: ir.Model, name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], Array]
-) -> ir.Value:
-    tensor = ir.LazyTensor(lambda: ir.tensor(make()), dtype=dtype, shape=ir.Shape(shape), name=name)
-    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype), const_value=tensor)
-    model.graph.register_initializer(value)
-    return value

@@ -145,6 +145,9 @@ def test_quantized_bundles_generate_their_target_s_own_text(
     manifest = export(options)
     assert manifest == manifest_from_bundle(tmp_path / "b")
     assert manifest.target.quantization == quantize_target
+    most_kl, most_bytes = {"none": (1e-6, 450_000), "int8": (0.05, 240_000), "int4": (0.9, 160_000)}[quantize_target]
+    assert manifest.target.parity.mean_kl < most_kl
+    assert manifest.target.weights_bytes < most_bytes
     if ":" in draft:
         assert manifest.draft.model is not None
         assert (manifest.draft.kind, manifest.draft.model.quantization) == ("model", draft.partition(":")[2])
@@ -165,7 +168,7 @@ def test_quantized_bundles_generate_their_target_s_own_text(
             plain, drafted = (runtime.generate(prompt, **way) for way in ways)
             assert drafted.token_ids == plain.token_ids
         if draft == "self:int8":
-            assert drafted.stats.draft_acceptance_rate is not None and drafted.stats.draft_acceptance_rate > 0.1
+            assert drafted.stats.draft_acceptance_rate is not None and drafted.stats.draft_acceptance_rate > 0.3
 
 
 @pytest.mark.parametrize(

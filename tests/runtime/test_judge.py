@@ -11,9 +11,10 @@ import pytest
 
 from specrt.engines import heads, oracle
 from specrt.engines.fake import FakeHead
-from specrt.engines.seam import Array
+from specrt.engines.seam import Array, Binding
 from specrt.engines.spec import LOGITS, ModelSpec
 from specrt.runtime import judge
+from specrt.runtime.heads import HeadEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.uniforms import Uniforms
 from tests.runtime.fakes import PROMPT, hashed_logits, noisy, pair_of
@@ -69,6 +70,9 @@ class FewSorted(FakeHead):
         self.num_runs = 0
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
+        if heads.NUCLEUS_IS_LARGER not in host:
+            super().compute(host, width, rows)
+            return
         logits, probs, flags = host[LOGITS][:rows], host[heads.PROBS][:rows], host[heads.NUCLEUS_IS_LARGER][:rows]
         self.num_runs += 1
         if self._limit is not None:
@@ -116,3 +120,22 @@ def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monke
         settings = replace(SETTINGS, top_k=top_k)
         assert pair.run(settings).token_ids == decode(TABLE, settings, PROMPT)
         assert (heads.FILTER in loaded) == has_first
+
+
+@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_head_is_opened_in_a_round(rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not those that only rare rows need: loading and binding belong before the first token."""
+    opened: list[str] = []
+    open_head = HeadEngines.open
+
+    def noted(self: HeadEngines, name: str, shared: Mapping[str, Array]) -> Binding:
+        opened.append(name)
+        return open_head(self, name, shared)
+
+    monkeypatch.setattr(HeadEngines, "open", noted)
+    pair = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=FewSorted)
+    settings = replace(SETTINGS, rule=rule, temperature=temperature, top_p=0.9, repetition_penalty=1.5)
+    counts: list[int] = []
+    pair.run(settings, between=lambda tokens: counts.append(len(opened)))
+    assert len(counts) > 3 and set(counts) == {len(opened)}
