@@ -25,7 +25,8 @@ from specrt.tools.checks import Check, Subject
 ALPHA = 1e-4
 TEMPERATURE, TOP_K = 1.0, 8
 HOT = 2.0  # the stand-in's temperature, where the bundle has no draft model that differs from its target
-MIN_SENSITIVITY = 0.08  # in total variation; 4000 draws reject a difference of this size almost surely
+MIN_SENSITIVITY = 0.1  # in total variation: with less, the bundle's own draft is too good to show a fault
+MAX_DRAWS = 20_000
 SEED = 29
 
 
@@ -75,13 +76,21 @@ class Rounds:
         return {
             "no verification": (self.q, self.q),
             "a row off by one": (self.p_after[int(self.q.argmax())], self.q),
-            "q at another temperature": (self.p, _flattened(self.q)),
+            "q at another temperature": (self.p, max(_other_temperatures(self.q), key=self._harm)),
         }
 
     @cached_property
     def sensitivity(self) -> float:
         """The smallest total variation between p and the law of a control: how easily the test can tell them apart."""
         return min(_variation(self.p, _law(self.q, *told)) for told in self.controls.values())
+
+    def _harm(self, q: Array) -> float:
+        """How far the first token's law is from p when the rule is told ``q``."""
+        return _variation(self.p, _law(self.q, self.p, q))
+
+    def enough_draws(self, num_draws: int) -> int:
+        """``num_draws``, or so many that each control is rejected almost surely (noncentrality 4 n TV^2 >= 100)."""
+        return min(MAX_DRAWS, max(num_draws, math.ceil(25 / self.sensitivity**2)))
 
     def first_tokens(self, rule: str, num_draws: int, told: tuple[Array, Array] | None = None) -> Array:
         """How often each id came first, judged by the bundle's head of ``rule``. [V] i64
@@ -115,14 +124,15 @@ def check_first_tokens(subject: Subject) -> list[Check]:
     has_draft = subject.runtime.manifest.draft.kind == "model"
     slot = subject.runtime.open_slot("model" if has_draft else "none")
     rounds = _most_telling(subject, slot)
+    num_draws = rounds.enough_draws(subject.num_draws)
     drafts = f"a stand-in draft (the target at T = {HOT:g})" if rounds.is_stand_in else "the draft"
     found = []
     for rule in (TOKEN, BLOCK):
-        value = p_value(rounds.first_tokens(rule, subject.num_draws), rounds.p)
+        value = p_value(rounds.first_tokens(rule, num_draws), rounds.p)
         found.append(
             Check(
                 f"chi-square: {rule}",
-                f"{subject.num_draws} first tokens with the target's distribution "
+                f"{num_draws} first tokens with the target's distribution "
                 f"(T = {TEMPERATURE:g}, top-k {TOP_K}); TV of {drafts} to it {rounds.distance:.2f}",
                 f"p = {value:.2g}",
                 value > ALPHA,
@@ -130,7 +140,7 @@ def check_first_tokens(subject: Subject) -> list[Check]:
             )
         )
     for name, told in rounds.controls.items():
-        value = p_value(rounds.first_tokens(TOKEN, subject.num_draws, told), rounds.p)
+        value = p_value(rounds.first_tokens(TOKEN, num_draws, told), rounds.p)
         found.append(
             Check(
                 f"control: {name}",
@@ -198,8 +208,10 @@ def _variation(p: Array, q: Array) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def _flattened(q: Array) -> Array:
-    """``q`` at three times its temperature."""
-    roots = np.cbrt(q)
-    flat: Array = (roots / roots.sum()).astype(np.float32)
-    return flat
+def _other_temperatures(q: Array) -> list[Array]:
+    """``q`` at twice and at half its temperature."""
+    found = []
+    for weights in (np.sqrt(q), q**2):
+        changed: Array = (weights / weights.sum()).astype(np.float32)
+        found.append(changed)
+    return found
