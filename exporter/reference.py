@@ -75,7 +75,7 @@ def check_parity(
     Raises ``ParityError`` when the difference is not rounding, or, for quantized weights, when hardly anything is left
     of the model's predictions.
     """
-    got = graph_logits(graph, spec, ids, threads)
+    got = graph_logits(graph, spec, ids, threads, prepack=is_quantized)
     if not np.isfinite(got).all():
         raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in --dtype fp32")
     error = float(np.abs(got - expected).max())
@@ -101,9 +101,13 @@ def _mean_kl(expected: Array, got: Array) -> float:
     return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
 
 
-def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int) -> Array:
-    """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache."""
-    engine = OrtEngine(graph, model_contract(spec), threads, prepack=False)
+def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack: bool = False) -> Array:
+    """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache.
+
+    Without ``prepack`` the weights are not copied; quantized ones must be, as at runtime: other kernels, which do not
+    round activations, would answer otherwise, and better.
+    """
+    engine = OrtEngine(graph, model_contract(spec), threads, prepack)
     binding = engine.open(0)
     host = binding.host
     rows = []

@@ -20,6 +20,7 @@ from specrt.exporter.options import ExportOptions
 from specrt.exporter.source import find_source
 from specrt.runtime.predictor import Target
 from specrt.runtime.runtime import Runtime
+from specrt.tools.checks import Subject, check_bits, check_reference
 from specrt.tools.fetch import fetch
 from specrt.tools.prompts import encode_prompts, load_prompts
 
@@ -222,3 +223,20 @@ def test_a_self_draft_is_nearly_always_accepted_when_sampling(
     stats = runtime.generate(prompts[0], **options, seed=1, max_new_tokens=60, ignore_eos=True).stats
     assert stats.draft_acceptance_rate is not None
     assert stats.draft_acceptance_rate > 0.97
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_weights_answer_as_export_said_and_with_the_same_bits_over_widths(
+    quantize: str, gguf: Path, tmp_path: Path
+) -> None:
+    """The kernels that run are those that were measured, and what ``reproducible`` rests on holds for them."""
+    export(ExportOptions(str(gguf), tmp_path / "bundle", num_speculative_tokens=K, quantize=quantize))
+    with specrt.load(tmp_path / "bundle") as runtime:
+        parity = runtime.manifest.target.parity
+        assert parity.mean_kl < {"int8": 0.05, "int4": 1.0}[quantize]
+        subject = Subject(tmp_path / "bundle", runtime, [[1, 2, 3]], 8, 1000)
+        (reference,), (bits,) = check_reference(subject), check_bits(subject)
+    assert bits.passed, bits.found
+    assert reference.passed, reference.found
+    # The stored positions are some of those that export compared, over other widths.
+    assert reference.figures["max_abs_error"] <= 1.1 * parity.max_abs_error

@@ -167,7 +167,7 @@ def test_quantized_bundles_generate_their_target_s_own_text(
             ]
             plain, drafted = (runtime.generate(prompt, **way) for way in ways)
             assert drafted.token_ids == plain.token_ids
-        if draft == "self:int8":
+        if (quantize_target, draft) == ("none", "self:int8"):
             assert drafted.stats.draft_acceptance_rate is not None and drafted.stats.draft_acceptance_rate > 0.3
 
 
