@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from specrt.engines.cpu import available_cores
 from specrt.engines.errors import BackendError
 from specrt.engines.manifest import Manifest
 from specrt.engines.seam import Engine
@@ -12,7 +13,7 @@ from specrt.engines.spec import Contract
 
 
 def _onnxruntime(graph: Path, contract: Contract, threads: int | None) -> Engine:
-    from specrt.engines.ort import OrtEngine, available_cores
+    from specrt.engines.ort import OrtEngine
 
     return OrtEngine(graph, contract, threads or available_cores())
 

@@ -6,7 +6,6 @@ Every input and output is bound to memory that the binding owns; KV outputs are 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,11 +28,6 @@ _ORT_TYPES = {
     "tensor(int64)": "int64",
     "tensor(int32)": "int32",
 }
-
-
-def available_cores() -> int:
-    """Cores this process may run on: the default number of threads."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _session_options(threads: int, prepack: bool) -> Any:

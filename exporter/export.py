@@ -13,6 +13,7 @@ import onnx_ir as ir
 import psutil
 
 import specrt
+from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UnsupportedModelError, UsageError
 from specrt.engines.manifest import (
     SCHEMA_VERSION,
@@ -22,7 +23,6 @@ from specrt.engines.manifest import (
     TokenizerEntry,
     manifest_from_bundle,
 )
-from specrt.engines.ort import available_cores
 from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
 from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.heads import write_heads

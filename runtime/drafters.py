@@ -9,7 +9,14 @@ from specrt.runtime.predictor import Draft
 
 
 class Drafter(Protocol):
-    """A source of drafts for one sequence."""
+    """A source of drafts for one sequence.
+
+    ``is_sampled``: the tokens last proposed were drawn from probabilities, which lie where the target's rule reads
+    them. Where not, each is certain to the draft, and no rule accepts more than ``match``.
+    """
+
+    @property
+    def is_sampled(self) -> bool: ...
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """At most ``k`` tokens that may follow ``committed``; fewer where it has none. ``k = 0`` only catches up."""
@@ -27,6 +34,8 @@ class ModelDrafter:
     and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
     it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
     """
+
+    is_sampled = True
 
     def __init__(self, draft: Draft, target_vocab_size: int) -> None:
         self._draft = draft
@@ -53,6 +62,10 @@ class ModelDrafter:
         """See ``Drafter.commit``."""
         self._draft.commit(num_committed)
 
+    def num_pending(self, committed: Sequence[int]) -> int:
+        """How many of ``committed`` its cache lacks."""
+        return len(committed) - min(self._draft.model.kv_len, len(committed))
+
 
 class NGramDrafter:
     """Drafts by looking up the longest suffix of the sequence at its latest earlier occurrence.
@@ -61,6 +74,8 @@ class NGramDrafter:
     the sequence goes on in its own draft, so a period shorter than K is continued.
     """
 
+    is_sampled = False
+
     def __init__(self, max_n: int = 4, min_n: int = 2) -> None:
         self._sizes = range(max_n, min_n - 1, -1)
         self._next: dict[tuple[int, ...], int] = {}
@@ -68,16 +83,22 @@ class NGramDrafter:
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
+        length = len(committed)
+        size = self.suffix_length(committed)
+        if not size:
+            return []
+        source = self._next[tuple(committed[length - size :])]
+        drafted: list[int] = []
+        for position in range(source, source + k):
+            drafted.append(committed[position] if position < length else drafted[position - length])
+        return drafted
+
+    def suffix_length(self, committed: Sequence[int]) -> int:
+        """How many tokens at the end of ``committed`` occur earlier in it, as far as is compared; 0 for too few."""
         self._index(committed)
         length = len(committed)
-        for size in self._sizes:
-            source = self._next.get(tuple(committed[length - size :])) if size <= length else None
-            if source is not None:
-                drafted: list[int] = []
-                for position in range(source, source + k):
-                    drafted.append(committed[position] if position < length else drafted[position - length])
-                return drafted
-        return []
+        sizes = (n for n in self._sizes if n <= length and tuple(committed[length - n :]) in self._next)
+        return next(sizes, 0)
 
     def commit(self, num_committed: int) -> None:
         """See ``Drafter.commit``: only committed tokens were indexed, so there is nothing to forget."""

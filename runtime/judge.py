@@ -50,8 +50,12 @@ class Judge:
             self._rule = self._alone if self._by_position else heads.head(settings.rule)
             self._random = heads.memory[UNIFORMS]  # [max_rows, 3] f32
 
-    def judge(self, width: int, rows: int, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+    def judge(
+        self, width: int, rows: int, committed: Sequence[int], drafted: Sequence[int], is_sampled: bool = True
+    ) -> tuple[int, int]:
         """(accepted n, the next token) from the last ``rows`` rows of a pass of ``width`` tokens.
+
+        Drafts that were not sampled are matched with the target's own draws, also where the rule is another.
 
         Rows beyond ``len(drafted) + 1`` are repetitions and are not looked at. Raises ``UsageError`` when processors
         leave no id where the text goes on.
@@ -66,7 +70,7 @@ class Judge:
                 self._random[:rows] = self._uniforms.at_positions(len(committed), rows)
             else:
                 self._random[:rows] = self._uniforms.of_round(VERIFY, len(committed), rows)
-        rule = self._rule if drafted else self._alone
+        rule = self._rule if drafted and is_sampled else self._alone
         rule.run(width, rows)
         accepted = min(int(rule.host[NUM_ACCEPTED][0]), len(drafted))
         if accepted >= num_open:

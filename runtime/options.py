@@ -14,7 +14,7 @@ from specrt.runtime.stops import checked_stops
 from specrt.runtime.uniforms import MAX_SEED
 
 RULES = (MATCH, TOKEN, BLOCK)
-DRAFTS = ("ngram", "model", "none")
+DRAFTS = ("auto", "ngram", "model", "none")
 
 # (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
 LogitsProcessor = Callable[[Sequence[int], Array], Array | None]
@@ -52,7 +52,9 @@ class GenerationOptions:
     """The options of one generation, checked. Raises ``UsageError`` for a value out of its range.
 
     * ``max_new_tokens``: the most new tokens; ``min_new_tokens``: no EOS, stop id or stop string ends the text before.
-    * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model`` or ``none``.
+    * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
+      ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
+      (``specrt.runtime.adaptive``).
     * ``rule``: ``match``, ``token`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, wherever the

@@ -21,8 +21,10 @@ class Target:
         self.logprobs: list[TokenLogprobs] = []
         self._is_checked = False
 
-    def verify(self, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
+    def verify(self, committed: Sequence[int], drafted: Sequence[int], is_sampled: bool = True) -> tuple[int, int]:
         """Feed what the cache lacks of ``committed``, and ``drafted``; return (accepted n, the target's next token).
+
+        ``is_sampled`` as in ``specrt.runtime.drafters.Drafter``.
 
         Raises ``ValueError`` when the buffers cannot hold it, and ``ParityError`` when the first logits are not finite.
         """
@@ -30,7 +32,7 @@ class Target:
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1)
         if not self._is_checked:
             self._check_finite()
-        accepted, token = self._judge.judge(width, rows, committed, drafted)
+        accepted, token = self._judge.judge(width, rows, committed, drafted, is_sampled)
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
         return accepted, token

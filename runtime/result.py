@@ -18,7 +18,10 @@ class Stats:
 
     ``drafted`` counts tokens that were verified, ``accepted`` those of them that were emitted, ``rounds`` target
     passes after the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own``
-    counts the target's own tokens that rounds emitted.
+    counts the target's own tokens that rounds emitted. ``drafted_histogram[i]`` counts rounds that verified ``i``
+    drafted tokens, ``acceptance_histogram[i]`` those that accepted ``i`` (as far as emitted).
+
+    ``plain_round_ms`` is what a round without drafted tokens is expected to take, as the controller has it, else None.
     """
 
     prompt_tokens: int = 0
@@ -30,11 +33,13 @@ class Stats:
     accepted: int = 0
     own: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
+    drafted_histogram: list[int] = field(default_factory=list)
     time_to_first_token_ms: float = 0.0
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     total_ms: float = 0.0
+    plain_round_ms: float | None = None
 
     def count_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """One round: ``num_accepted`` by the rule, of which a stop may have cut some (``num_emitted`` remain)."""
@@ -43,9 +48,9 @@ class Stats:
         self.drafted += num_drafted
         self.accepted += kept
         self.own += num_emitted - kept
-        while len(self.acceptance_histogram) <= kept:
-            self.acceptance_histogram.append(0)
-        self.acceptance_histogram[kept] += 1
+        for histogram, count in ((self.acceptance_histogram, kept), (self.drafted_histogram, num_drafted)):
+            histogram.extend([0] * (count + 1 - len(histogram)))
+            histogram[count] += 1
 
     @property
     def draft_acceptance_rate(self) -> float | None:
@@ -68,11 +73,24 @@ class Stats:
         decode_ms = self.total_ms - self.prefill_ms
         return (self.completion_tokens - 1) / decode_ms * 1e3 if self.completion_tokens > 1 and decode_ms > 0 else None
 
+    @property
+    def estimated_speedup(self) -> float | None:
+        """tokens/s against plain decoding at ``plain_round_ms``; None where either is not known."""
+        if self.plain_round_ms is None or self.tokens_per_s is None:
+            return None
+        return self.tokens_per_s * self.plain_round_ms / 1e3
+
     def as_dict(self) -> dict[str, Any]:
         """The ``stats`` object of ``--json``."""
         hidden = ("prompt_tokens", "completion_tokens", "finish_reason", "own")
         figures = {name: value for name, value in asdict(self).items() if name not in hidden}
-        for name in ("draft_acceptance_rate", "mean_acceptance_length", "host_ms", "tokens_per_s"):
+        for name in (
+            "draft_acceptance_rate",
+            "mean_acceptance_length",
+            "host_ms",
+            "tokens_per_s",
+            "estimated_speedup",
+        ):
             figures[name] = getattr(self, name)
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
 

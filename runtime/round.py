@@ -64,7 +64,7 @@ def _round(
     started = time.perf_counter()
     drafted = drafter.propose(tokens, k) if drafter is not None and k > 0 else []
     drafted_at = time.perf_counter()
-    accepted, own = target.verify(tokens, drafted)
+    accepted, own = target.verify(tokens, drafted, drafter is None or drafter.is_sampled)
     verified_at = time.perf_counter()
     emitted = commit([*drafted[:accepted], own])
     target.commit(len(tokens))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
 from specrt.engines.integrity import check_files
 from specrt.engines.load import choose_backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.runtime.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
 from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.judge import DraftJudge, Judge, draft_probs
 from specrt.runtime.logprobs import Logprobs
@@ -23,6 +26,7 @@ from specrt.runtime.slots import LoadedModel, Place, Slot, SlotModel, SlotPool, 
 from specrt.runtime.stops import StopWatch
 from specrt.runtime.stream import Emitted, Stream
 from specrt.runtime.text import Prompt, TextCodec
+from specrt.runtime.tuning import tuning_for
 
 
 def load(bundle: str | Path, backend: str | None = None, threads: int | None = None) -> Runtime:
@@ -32,6 +36,11 @@ def load(bundle: str | Path, backend: str | None = None, threads: int | None = N
     ``BackendError`` for a backend that is not in it or whose library is missing.
     """
     return Runtime(Path(bundle), backend, threads)
+
+
+# What each further token of a pass adds, as a share of the first, until it is measured: fp32, quantized (which computes
+# more for its bytes). docs/performance.md
+_SLOPES = (0.05, 0.15)
 
 
 class Runtime:
@@ -60,6 +69,10 @@ class Runtime:
         entry = draft.model or target
         self._draft_heads = head_engines(place, entry, 1, self._vocab_size)
         self._pool = SlotPool(self._new_slot)
+        slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
+        tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
+        measured = () if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
+        self.experience = Experience.of(self.manifest.num_speculative_tokens, slopes, *measured)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.
@@ -107,13 +120,19 @@ class Runtime:
         heads = slot.target.heads
         logprobs = None if settings.logprobs is None else Logprobs(heads, settings.logprobs)
         target = Target(slot.target.model, Judge(heads, settings, len(prompt)), logprobs)
-        if settings.draft != "model":
-            return target, NGramDrafter() if settings.draft == "ngram" else None
+        model = self._begin_draft(slot, prompt, settings) if settings.draft in ("model", "auto") else None
+        if not settings.is_adaptive:
+            return target, model or (NGramDrafter() if settings.draft == "ngram" else None)
+        ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
+        return target, AdaptiveDrafter(ngram, model, self.experience, _min_width(settings))
+
+    def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> ModelDrafter:
         if slot.draft is None:
             slot.draft = self._new_draft()
         slot.draft.begin(prompt, min_width=1)
-        judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, draft_probs(heads, settings))
-        return target, ModelDrafter(Draft(slot.draft.model, judge), self._vocab_size)
+        probs = draft_probs(slot.target.heads, settings)
+        judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, probs)
+        return ModelDrafter(Draft(slot.draft.model, judge), self._vocab_size)
 
     def close(self) -> None:
         """Free the KV buffers that are not in use. Weights go with the object."""
@@ -145,6 +164,8 @@ class Runtime:
             target, drafter = self.begin(slot, tokens, settings)
             for emitted in generate_tokens(tokens, target, drafter, limits, stats, watch):
                 yield Emitted(emitted, target.logprobs[: len(emitted)])
+            if settings.is_adaptive and self.experience.target.is_known:
+                stats.plain_round_ms = self.experience.target.ms(_min_width(settings))
         finally:
             self._pool.give_back(slot)
 

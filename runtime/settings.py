@@ -4,6 +4,7 @@
   given. Everything else is neutral: temperature 0, no filter, no penalty.
 * Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
 * The rule is ``match`` when greedy, with a seed, or when the draft does not sample (n-gram, none); else ``block``.
+* Without a K, K and draft are chosen round by round (``specrt.runtime.adaptive``); the bundle's K is the most.
 * A seed implies ``reproducible`` wherever the rule is ``match``.
 """
 
@@ -38,6 +39,7 @@ class Settings:
     min_p: float = 0.0
     seed: int | None = None
     reproducible: bool = False
+    is_adaptive: bool = False
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -90,8 +92,9 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
         values.update(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
         sources.update(dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), reason))
     k = _num_speculative_tokens(options, manifest, sources)
-    draft = _draft(options, manifest, k, sources)
     is_greedy = values["temperature"] == 0
+    is_adaptive = _is_adaptive(options, k, is_greedy, sources)
+    draft = _draft(options, manifest, k, is_adaptive, sources)
     rule = _rule(options, draft, is_greedy, sources)
     eos = () if options.ignore_eos else manifest.eos_token_ids
     sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
@@ -105,6 +108,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
     return Settings(
         max_new_tokens=options.max_new_tokens,
         num_speculative_tokens=k,
+        is_adaptive=is_adaptive,
         draft=draft,
         rule=rule,
         temperature=float(values["temperature"]),
@@ -175,7 +179,21 @@ def _num_speculative_tokens(options: GenerationOptions, manifest: Manifest, sour
     return wanted if options.draft != "none" else 0
 
 
-def _draft(options: GenerationOptions, manifest: Manifest, k: int, sources: dict[str, str]) -> str:
+def _is_adaptive(options: GenerationOptions, k: int, is_greedy: bool, sources: dict[str, str]) -> bool:
+    """Whether K is chosen round by round, up to ``k``; not where a seed shall repeat what is drawn by round."""
+    is_asked = options.draft == "auto"
+    if k == 0 or (options.num_speculative_tokens is not None and not is_asked):
+        sources["is_adaptive"] = "K is given" if k else "K is 0"
+        return False
+    if options.seed is not None and options.rule not in (None, MATCH) and not is_greedy:
+        sources["is_adaptive"] = f"seed with rule {options.rule}"
+        return False
+    sources["is_adaptive"] = "draft is auto" if is_asked else "K is not given"
+    sources["num_speculative_tokens"] += ", as the most"
+    return True
+
+
+def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: bool, sources: dict[str, str]) -> str:
     has_model = manifest.draft.kind != "ngram"
     if options.draft == "model" and not has_model:
         raise UsageError(
@@ -185,15 +203,17 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, sources: dict
         sources["draft"] = "K is 0" if options.draft != "none" else _GIVEN
         return "none"
     sources["draft"] = "the bundle's" if options.draft is None else _GIVEN
-    return options.draft or ("model" if has_model else "ngram")
+    own = "ngram" if not has_model else "auto" if is_adaptive else "model"
+    return own if options.draft in (None, "auto") else str(options.draft)
 
 
 def _rule(options: GenerationOptions, draft: str, is_greedy: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
         sources["rule"] = "all rules are one when greedy" if is_greedy else "nothing is drafted"
         return MATCH
+    samples = draft in ("model", "auto")
     if options.rule is not None:
-        if options.rule != MATCH and draft != "model":
+        if options.rule != MATCH and not samples:
             raise UsageError(
                 f"rule: got {options.rule!r}, but {draft} drafts are not sampled; use 'match', which accepts as much "
                 "of them, or a bundle with a draft model"
@@ -203,8 +223,8 @@ def _rule(options: GenerationOptions, draft: str, is_greedy: bool, sources: dict
     if options.seed is not None:
         sources["rule"] = "implied by seed"
         return MATCH
-    sources["rule"] = "the draft samples" if draft == "model" else "the draft does not sample"
-    return BLOCK if draft == "model" else MATCH
+    sources["rule"] = "the draft samples" if samples else "the draft does not sample"
+    return BLOCK if samples else MATCH
 
 
 def _seed(options: GenerationOptions, is_greedy: bool, sources: dict[str, str]) -> int | None:

@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_and_code_of_the_readme(place: Path) -> None:
     commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
     names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "generate", "chat", "verify", "inspect"]
+    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect"]
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
         done = subprocess.run(

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
+from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
-from specrt.engines.ort import available_cores
 from specrt.runtime.runtime import Runtime
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
 from specrt.tools.compare import shown_steps
 from specrt.tools.machine import describe_machine
-from specrt.tools.prompts import choose_prompts, encode_prompts, prompts_from_file
+from specrt.tools.prompts import encode_own_or_ours
 
 NUM_PROMPTS = 4
 
@@ -84,9 +83,8 @@ def certify(
     started = time.perf_counter()
     with Runtime(bundle, threads=threads) as runtime:
         manifest = runtime.manifest
-        subject = Subject(
-            bundle, runtime, _prompt_ids(runtime, bundle, prompts, max_new_tokens), max_new_tokens, num_draws
-        )
+        ids = encode_own_or_ours(prompts, bundle, manifest, max_new_tokens + 8, NUM_PROMPTS)
+        subject = Subject(bundle, runtime, ids, max_new_tokens, num_draws)
         found: list[Check] = []
         with shown_steps(len(_CHECKS)) as advance:
             for name, check in _CHECKS:
@@ -112,23 +110,6 @@ def certify(
 def _outcome(found: Sequence[Check]) -> str:
     failed = [check.name for check in found if not check.passed]
     return f"FAILED so far: {', '.join(failed)}" if failed else "passed"
-
-
-def _prompt_ids(runtime: Runtime, bundle: Path, prompts: Path | None, max_new_tokens: int) -> list[list[int]]:
-    """Token ids of the caller's prompts, or of the first of ours that fit into the bundle's context."""
-    room = max_new_tokens + 8
-    if prompts is not None:
-        return encode_prompts(prompts_from_file(prompts), bundle, runtime.manifest, room)
-    ids = []
-    for prompt in choose_prompts():
-        with suppress(UsageError):
-            ids += encode_prompts([prompt], bundle, runtime.manifest, room)
-    if not ids:
-        raise UsageError(
-            f"max_new_tokens: none of the prompts leaves room for {max_new_tokens} in the bundle's context of "
-            f"{runtime.manifest.target.spec.max_seq_len}; ask for fewer"
-        )
-    return ids[:NUM_PROMPTS]
 
 
 def _check_writable(output: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ class _Cli(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our output is gone; so is the wish for a message
             sys.exit(0)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    click.echo(f"specrt: warning: {message}", err=True)
 
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -169,6 +174,28 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@click.option("--max-new-tokens", type=click.IntRange(8), default=48, show_default=True, help="After each prompt.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def tune(bundle: Path, as_json: bool, **options: Any) -> None:
+    """Measure passes and drafts of BUNDLE on this machine, so that each round's K is chosen well from the start.
+
+    Takes a minute or a few, beside no other work. The result is kept beside the bundle, as NAME.tuning.json.
+    """
+    from specrt.engines.codec import to_json
+    from specrt.tools.tune import print_tuning
+    from specrt.tools.tune import tune as run
+
+    tuning = run(bundle, **options)
+    if as_json:
+        click.echo(json.dumps(to_json(tuning)))
+    else:
+        print_tuning(bundle, tuning)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--check", is_flag=True, help="Hash every file again, whatever is remembered.")
 def inspect(bundle: Path, as_json: bool, check: bool) -> None:
@@ -220,7 +247,8 @@ def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
 
 def run() -> None:
     """The entry point. Generation starts over once, so that its weights lie on huge pages."""
-    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify"):
+    warnings.showwarning = _show_warning
+    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify", "tune"):
         restart_with_huge_pages()
     main()
 

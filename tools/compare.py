@@ -176,7 +176,7 @@ def main(
     **rest: Any,
 ) -> None:
     """Compare ways to generate greedily from BUNDLE's models: the same prompt ids, limits and threads for all."""
-    from specrt.engines.ort import available_cores
+    from specrt.engines.cpu import available_cores
 
     manifest = manifest_from_bundle(bundle)
     check_files(bundle, manifest)

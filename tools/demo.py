@@ -150,7 +150,7 @@ def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
     _announce("python", "-m", "specrt.tools.compare", str(plan.bundle), *options)
     import psutil
 
-    from specrt.engines.ort import available_cores
+    from specrt.engines.cpu import available_cores
 
     contenders = choose_contenders(plan.contenders, manifest)
     needed = [needed_bytes(manifest, group) for group in processes(contenders)]

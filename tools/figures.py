@@ -30,6 +30,8 @@ def print_stats(result: Result) -> None:
         ("draft acceptance rate", stats.draft_acceptance_rate, "accepted / drafted"),
         ("mean acceptance length", stats.mean_acceptance_length, "tokens per round, the target's own included"),
         ("acceptance histogram", stats.acceptance_histogram, "rounds by accepted tokens, from 0"),
+        ("drafted histogram", stats.drafted_histogram, "rounds by drafted tokens, from 0"),
+        ("estimated speed-up", stats.estimated_speedup, "against plain rounds, as the controller has their time"),
         ("prefill ms", stats.prefill_ms, f"{stats.prompt_tokens} prompt tokens, target and draft"),
         ("draft ms", stats.draft_ms, "all rounds"),
         ("verify ms", stats.verify_ms, "all rounds"),

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
+from specrt.engines.cpu import available_cores
 from specrt.engines.heads import BLOCK, MATCH, TOKEN
 from specrt.engines.hugepages import restart_with_huge_pages
-from specrt.engines.ort import available_cores
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime

@@ -125,7 +125,7 @@ def print_checks(checks: Sequence[Check], reference: str) -> None:
 
 
 def _ways(manifest: Manifest, ks: str | None, drafts: str | None, threads: int | None, max_new_tokens: int) -> Ways:
-    from specrt.engines.ort import available_cores
+    from specrt.engines.cpu import available_cores
 
     built = manifest.num_speculative_tokens
     offered = DRAFTS if manifest.draft.kind != "ngram" else DRAFTS[:1]

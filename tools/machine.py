@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from specrt.engines.cpu import cpu_name
 
 VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
 QUIET_PERCENT = 10.0
@@ -43,17 +43,11 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
     """Watch the CPU for ``watch_seconds`` s, so call it before anything of ours runs."""
     import psutil
 
-    from specrt.engines.ort import available_cores
+    from specrt.engines.cpu import available_cores
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor() or platform.machine()
     versions = {name: importlib.metadata.version(name) for name in VERSIONED}
     busy_percent = psutil.cpu_percent(watch_seconds)
-    return Machine(cpu, available_cores(), threads, busy_percent, os.environ.get(OMP_WAIT_POLICY), versions)
+    return Machine(cpu_name(), available_cores(), threads, busy_percent, os.environ.get(OMP_WAIT_POLICY), versions)
 
 
 def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -> list[str]:

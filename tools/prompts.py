@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -77,6 +78,27 @@ def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
                 f'{path}: line {number} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}}'
             ) from error
     return tuple(prompts)
+
+
+def encode_own_or_ours(
+    file: Path | None, bundle: Path, manifest: Manifest, max_new_tokens: int, most: int | None = None
+) -> list[list[int]]:
+    """Token ids of the prompts of the caller's ``file``, or of the first ``most`` of ours that fit into the context.
+
+    Raises ``UsageError`` for a prompt of the caller's that does not fit, and where none of ours does.
+    """
+    if file is not None:
+        return encode_prompts(prompts_from_file(file), bundle, manifest, max_new_tokens)
+    ids: list[list[int]] = []
+    for prompt in choose_prompts():
+        with suppress(UsageError):
+            ids += encode_prompts([prompt], bundle, manifest, max_new_tokens)
+    if not ids:
+        raise UsageError(
+            f"max_new_tokens: none of the prompts leaves room for {max_new_tokens} in the bundle's context of "
+            f"{manifest.target.spec.max_seq_len}; ask for fewer"
+        )
+    return ids[:most]
 
 
 def encode_prompts(

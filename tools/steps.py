@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from specrt.engines.cpu import available_cores
 from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.load import choose_backend
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.ort import available_cores
 from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
 from specrt.runtime.settings import Settings

@@ -46,9 +46,10 @@ def write_penalties(g: GraphWriter, drafted: str) -> None:
     All rows share the counts of what is committed; the few ids drafted before a row are computed again for it.
     """
     index = row_numbers(g, drafted)  # [R], from 0
-    is_free = g.Unsqueeze(g.GreaterOrEqual(index, NUM_UNENDING_ROWS), g.ints(1))  # [R, 1]
-    limit = g.Max(ENDING_LIMIT, g.Where(is_free, g.const([np.inf]), g.const([-np.inf])))  # [R, V]
-    logits = g.Min(g.Add(LOGITS, LOGIT_BIAS), limit)  # [R, V]
+    unended = g.Min(LOGIT_BIAS, ENDING_LIMIT)  # [V]
+    biases = g.Concat(*(g.Unsqueeze(bias, g.ints(0)) for bias in (LOGIT_BIAS, unended)), axis=0)  # [2, V]
+    is_unended = g.Cast(g.Less(index, NUM_UNENDING_ROWS), to=TensorProto.INT64)  # [R]
+    logits = g.Add(LOGITS, g.Gather(biases, is_unended))  # [R, V]
     penalized = _penalized(g, logits, CONTEXT_COUNTS, OUTPUT_COUNTS)
     rows, columns = g.Unsqueeze(drafted, g.ints(1)), g.Unsqueeze(drafted, g.ints(0))  # [R, 1], [1, R]
     same = g.Cast(g.Equal(rows, columns), to=TensorProto.FLOAT)  # [R, R]
@@ -61,12 +62,18 @@ def write_penalties(g: GraphWriter, drafted: str) -> None:
 
 
 def _penalized(g: GraphWriter, logits: str, in_context: str, in_output: str) -> str:
+    """Few operations on whole rows: they are what this head costs.
+
+    A logit divided where positive and multiplied where negative is the smaller of the two results, for a penalty above
+    1, and the larger below.
+    """
     one = g.const([1.0])
+    sign = g.Where(g.Less(REPETITION_PENALTY, one), g.const([-1.0]), one)  # [1]
     divisor = g.Add(g.Mul(g.Min(in_context, one), g.Sub(REPETITION_PENALTY, one)), one)
+    signed = g.Mul(divisor, sign)
+    repeated = g.Mul(g.Min(g.Mul(logits, signed), g.Div(logits, signed)), sign)
     present = g.Mul(g.Min(in_output, one), PRESENCE_PENALTY)
-    subtracted = g.Add(present, g.Mul(in_output, FREQUENCY_PENALTY))
-    repeated = g.Add(g.Div(g.Relu(logits), divisor), g.Mul(g.Min(logits, g.const([0.0])), divisor))
-    return str(g.Sub(repeated, subtracted))
+    return str(g.Sub(repeated, g.Add(present, g.Mul(in_output, FREQUENCY_PENALTY))))
 
 
 def write_softmax(g: GraphWriter, model_vocab: int, target_vocab: int) -> None:

@@ -146,6 +146,8 @@ def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len:
 class Script:
     """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
 
+    is_sampled = True
+
     def __init__(self, tokens: Sequence[int], wrong: int, bad: int | None = None) -> None:
         self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
         self.calls: list[int] = []

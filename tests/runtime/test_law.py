@@ -123,6 +123,21 @@ def test_the_first_tokens_have_the_target_s_law(
     assert experiment.excess(replace(SETTINGS, rule=rule, **changes), num_runs) < NORMAL_QUANTILE
 
 
+class Mixed(ModelDrafter):
+    """Samples in every other round, and else submits ids of its own choice, as a lookup does."""
+
+    is_sampled = True
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        self.is_sampled = len(committed) % 2 == 0 or k == 0
+        return super().propose(committed, k) if self.is_sampled else [1, 0, 1][:k]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_rounds_of_both_kinds_of_draft_keep_the_target_s_law(rule: str) -> None:
+    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 2000, drafter=Mixed) < NORMAL_QUANTILE
+
+
 # --- what must fail ------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +194,20 @@ class Dropping(ModelDrafter):
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         drafted = super().propose(committed, k)
         return drafted[: drafted.index(0)] if 0 in drafted else drafted
+
+
+class Pretending(Mixed):
+    """Says that ids of its own choice were drawn from the probabilities that lie there."""
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        drafted = super().propose(committed, k)
+        self.is_sampled = True
+        return drafted
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_lookup_judged_as_if_it_were_sampled_is_noticed(rule: str) -> None:
+    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 1000, drafter=Pretending) > NORMAL_QUANTILE
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -70,6 +70,7 @@ def test_none_are_given_where_none_are_asked_for(runtime: Runtime, changes: dict
 
 def test_asking_changes_no_token(runtime: Runtime) -> None:
     for changes in CHANGES:
+        changes = {"num_speculative_tokens": K, **changes}
         asked, silent = (runtime.generate(PROMPT, max_new_tokens=25, logprobs=n, **changes) for n in (3, None))
         assert asked.token_ids == silent.token_ids
         assert asked.stats.acceptance_histogram == silent.stats.acceptance_histogram

@@ -125,6 +125,9 @@ def test_the_json_has_exactly_these_keys_and_values() -> None:
             "draft_acceptance_rate": 0.3636,
             "mean_acceptance_length": 2.0,
             "acceptance_histogram": [1, 0, 2],
+            "drafted_histogram": [0, 0, 0, 1, 2],
+            "plain_round_ms": None,
+            "estimated_speedup": None,
             "time_to_first_token_ms": 101.0,
             "prefill_ms": 100.0,
             "draft_ms": 50.0,
@@ -144,7 +147,13 @@ def test_the_json_has_exactly_these_keys_and_values() -> None:
 
 def test_what_has_no_value_is_null_in_the_json() -> None:
     values = json.loads(json.dumps(empty(Stats()).as_dict()))
-    absent = {"draft_acceptance_rate", "mean_acceptance_length", "tokens_per_s"}
+    absent = {
+        "draft_acceptance_rate",
+        "mean_acceptance_length",
+        "tokens_per_s",
+        "plain_round_ms",
+        "estimated_speedup",
+    }
     assert {name for name, value in values["stats"].items() if value is None} == absent
     assert {name for name, value in values.items() if value is None} == {"stop", "logprobs"}
 

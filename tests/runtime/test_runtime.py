@@ -19,6 +19,7 @@ from tests.runtime.bundles import (
     VOCAB_SIZE,
     Backend,
     FailingTable,
+    K,
     Open,
     num_slots,
     target_table,
@@ -51,7 +52,8 @@ def test_every_draft_and_k_gives_the_same_answer(open_bundle: Open, bundled: str
 @pytest.mark.parametrize(("bundled", "rate"), [("self", 1.0), ("ngram", None)])
 def test_the_bundle_s_own_draft_is_the_default(open_bundle: Open, bundled: str, rate: float | None) -> None:
     """The hash of the whole prefix never repeats an n-gram here, so n-gram lookup finds nothing to draft."""
-    assert open_bundle(bundled).generate(PROMPT, max_new_tokens=30).stats.draft_acceptance_rate == rate
+    result = open_bundle(bundled).generate(PROMPT, max_new_tokens=30, num_speculative_tokens=K)
+    assert result.stats.draft_acceptance_rate == rate
 
 
 @pytest.mark.parametrize(("k", "draft"), [(0, None), (0, "model"), (None, "none"), (3, "none")])
@@ -63,7 +65,10 @@ def test_no_speculation_asks_no_draft(open_bundle: Open, backend: Backend, k: in
 
 def test_k_is_the_bundle_s_or_what_is_asked_for(open_bundle: Open) -> None:
     runtime = open_bundle("self")
-    assert runtime.generate(PROMPT, max_new_tokens=21).stats.acceptance_histogram == [0, 0, 0, 0, 4]
+    stats = runtime.generate(PROMPT, max_new_tokens=21, num_speculative_tokens=K).stats
+    assert stats.acceptance_histogram == [0, 0, 0, 0, 4] == stats.drafted_histogram
+    adaptive = runtime.generate(PROMPT, max_new_tokens=40).stats
+    assert len(adaptive.drafted_histogram) <= K + 1 and adaptive.plain_round_ms is not None
     stats = runtime.generate(PROMPT, max_new_tokens=21, num_speculative_tokens=1).stats
     assert stats.acceptance_histogram == [0, 10]
 
@@ -134,7 +139,7 @@ def test_a_draft_that_raises_leaves_a_runtime_that_answers(open_bundle: Open, ba
     runtime = open_bundle()
     cast(FailingTable, backend.draft).fails_at = fails_at
     with pytest.raises(OSError, match="the draft is gone"):
-        runtime.generate([9] * 11, max_new_tokens=20)
+        runtime.generate([9] * 11, max_new_tokens=20, num_speculative_tokens=K)
     for _ in range(2):
         assert runtime.generate(PROMPT, max_new_tokens=20).token_ids == plain(PROMPT, 20)
     assert num_slots(backend) == [1, 1]
@@ -152,7 +157,7 @@ def test_a_draft_without_memory_costs_the_target_no_slot(
         patch.setattr(backend.engines["draft"], "open", refuse)
         for _ in range(3):
             with pytest.raises(MemoryError):
-                runtime.generate(PROMPT, max_new_tokens=20)
+                runtime.generate(PROMPT, max_new_tokens=20, num_speculative_tokens=K)
     assert num_slots(backend) == [1, 0]
     assert runtime.generate(PROMPT, max_new_tokens=20).token_ids == plain(PROMPT, 20)
 
@@ -193,7 +198,7 @@ def test_the_same_request_gives_the_same_figures_after_others(open_bundle: Open)
     runtime = open_bundle()
 
     def figures() -> list[int]:
-        return runtime.generate(PROMPT, max_new_tokens=30).stats.acceptance_histogram
+        return runtime.generate(PROMPT, max_new_tokens=30, num_speculative_tokens=K).stats.acceptance_histogram
 
     first = figures()
     runtime.generate([9] * 30, max_new_tokens=7)
@@ -216,7 +221,7 @@ def test_closing_gives_every_slot_back(open_bundle: Open, backend: Backend) -> N
         ({"max_new_tokens": -1}, "max_new_tokens: got -1, expected a whole number of 0 or more"),
         ({"num_speculative_tokens": 5}, "num_speculative_tokens: got 5, this bundle was exported for 0 to 4"),
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: got -1"),
-        ({"draft": "oracle"}, "draft: got 'oracle', expected one of ngram, model, none"),
+        ({"draft": "oracle"}, "draft: got 'oracle', expected one of auto, ngram, model, none"),
         ({"draft": "model"}, "draft: got 'model', but this bundle has none"),
         ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, token, block"),
         ({"colour": "blue"}, "colour: not an option of a generation; expected some of banned_token_ids, "),

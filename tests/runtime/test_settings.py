@@ -74,8 +74,12 @@ def test_a_top_k_of_all_ids_filters_nothing(top_k: int, filters: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "bundled", "expected"),
     [
-        ({}, "model", ("model", 4, "the bundle's")),
-        ({}, "self", ("model", 4, "the bundle's")),
+        ({}, "model", ("auto", 4, "the bundle's")),
+        ({}, "self", ("auto", 4, "the bundle's")),
+        ({"num_speculative_tokens": 3}, "model", ("model", 3, "the bundle's")),
+        ({"num_speculative_tokens": 3, "draft": "auto"}, "model", ("auto", 3, "given")),
+        ({"draft": "auto"}, "ngram", ("ngram", 4, "given")),
+        ({"draft": "model"}, "model", ("model", 4, "given")),
         ({}, "ngram", ("ngram", 4, "the bundle's")),
         ({"draft": "ngram"}, "model", ("ngram", 4, "given")),
         ({"draft": "model", "num_speculative_tokens": 2}, "self", ("model", 2, "given")),
@@ -88,6 +92,28 @@ def test_a_top_k_of_all_ids_filters_nothing(top_k: int, filters: bool) -> None:
 def test_draft_and_k(options: dict[str, Any], bundled: str, expected: tuple[str, int, str]) -> None:
     settings = resolved(options, bundled)
     assert (settings.draft, settings.num_speculative_tokens, settings.sources["draft"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "is_adaptive", "source"),
+    [
+        ({}, True, "K is not given"),
+        ({"draft": "ngram"}, True, "K is not given"),
+        ({"num_speculative_tokens": 4}, False, "K is given"),
+        ({"num_speculative_tokens": 4, "draft": "auto"}, True, "draft is auto"),
+        ({"num_speculative_tokens": 0, "draft": "auto"}, False, "K is 0"),
+        ({"draft": "none"}, False, "K is 0"),
+        ({"temperature": 1.0}, True, "K is not given"),
+        ({"temperature": 1.0, "seed": 1}, True, "K is not given"),
+        ({"temperature": 1.0, "seed": 1, "rule": "block"}, False, "seed with rule block"),
+        ({"temperature": 0, "seed": 1, "rule": "block"}, True, "K is not given"),
+    ],
+)
+def test_k_is_chosen_by_round_unless_given_or_a_seed_fixes_what_rounds_draw(
+    options: dict[str, Any], is_adaptive: bool, source: str
+) -> None:
+    settings = resolved(options)
+    assert (settings.is_adaptive, settings.sources["is_adaptive"]) == (is_adaptive, source)
 
 
 @pytest.mark.parametrize("k", [0, 2, None])

@@ -271,7 +271,7 @@ def test_sampling_options_are_those_of_the_library(tiny_bundle: Path, draft: str
     result = invoke("generate", tiny_bundle, *arguments)
     assert result.exit_code == 0, result.stderr
     data, wanted = json.loads(result.stdout), json.loads(json.dumps(library.as_dict()))
-    by_draft = ("num_speculative_tokens", "draft", "rule")
+    by_draft = ("num_speculative_tokens", "is_adaptive", "draft", "rule")
     for name in ("token_ids", "text", "finish_reason", "stop", "logprobs"):
         assert data[name] == wanted[name], name
     for name in wanted["settings"].keys() - set(by_draft):
@@ -322,8 +322,8 @@ def test_verify_exits_with_1_and_names_what_failed(
     """A target that says another id after two drafted ones or more, which no rounding explains."""
     verify = Target.verify
 
-    def forked(self: Target, committed: Sequence[int], drafted: Sequence[int]) -> tuple[int, int]:
-        accepted, token = verify(self, committed, drafted)
+    def forked(self: Target, committed: Sequence[int], drafted: Sequence[int], *more: bool) -> tuple[int, int]:
+        accepted, token = verify(self, committed, drafted, *more)
         return (accepted, (token + 1) % 300) if len(drafted) > 1 else (accepted, token)
 
     monkeypatch.setattr(Target, "verify", forked)

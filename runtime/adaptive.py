@@ -1,0 +1,197 @@
+"""The controller: whether to draft in a round, from what, and how many tokens, by what pays on this machine and text.
+
+K maximizes expected committed tokens per ms, (1 + a_1 + a_1 a_2 + ...) / (T(K + 1) + D(K)), over all sources at hand
+and over plain decoding. Acceptance a_i and times T, D are those of earlier rounds: a decision depends on the committed
+prefix only, so that it cannot bias what is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specrt.runtime.acceptance import Acceptance, expected_tokens
+from specrt.runtime.costs import Costs
+from specrt.runtime.drafters import ModelDrafter, NGramDrafter
+
+MODEL = "model"
+# An n-gram source for each length of the suffix that was found: from so many tokens on.
+NGRAM_LENGTHS = (8, 4, 3, 2, 1)
+# Acceptance by source where nothing was measured.
+ASSUMED = {MODEL: 0.7, "ngram-8": 0.85, "ngram-4": 0.7, "ngram-3": 0.5, "ngram-2": 0.4, "ngram-1": 0.2}
+_LONG_MEMORY = 0.995  # of the acceptance that the next generation begins with
+_FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that does not pay
+_UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
+_CATCH_UP_ROUNDS = 8  # over which the cost of filling a draft's cache is spread
+_WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
+
+
+def ngram_source(size: int) -> str:
+    """The source's name for a suffix of ``size`` tokens, 1 or more."""
+    return f"ngram-{next(length for length in NGRAM_LENGTHS if size >= length)}"
+
+
+@dataclass
+class Experience:
+    """What a runtime has learned of its machine and its texts; outlives generations. Starts from a tuning, if any."""
+
+    k: int
+    target: Costs
+    draft: Costs
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        k: int,
+        slopes: tuple[float, float],
+        target_ms: Mapping[str, float] | None = None,
+        draft_ms: Mapping[str, float] | None = None,
+        rates: Mapping[str, Sequence[float]] | None = None,
+    ) -> Experience:
+        """Experience of K up to ``k``: ``slopes`` of the ``Costs`` of target and draft, the rest as in a ``Tuning``."""
+        priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
+        acceptance = {source: Acceptance(k, prior, _LONG_MEMORY) for source, prior in priors.items()}
+        target, draft = (
+            Costs(slope, {int(width): ms for width, ms in (measured or {}).items()})
+            for slope, measured in zip(slopes, (target_ms, draft_ms), strict=True)
+        )
+        return cls(k, target, draft, acceptance)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """K tokens of ``source`` are expected to give ``rate`` tokens a ms."""
+
+    source: str | None
+    k: int
+    rate: float
+
+
+_PLAIN = _Choice(None, 0, 0.0)
+
+
+class AdaptiveDrafter:
+    """A ``Drafter`` that chooses among an n-gram lookup, a draft model and nothing, round by round.
+
+    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's.
+    """
+
+    def __init__(
+        self,
+        ngram: NGramDrafter | None,
+        model: ModelDrafter | None,
+        experience: Experience,
+        min_width: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._ngram, self._model, self._experience, self._min_width = ngram, model, experience, min_width
+        self._clock = clock
+        self._acceptance = {
+            source: Acceptance(experience.k, known.rates()) for source, known in experience.acceptance.items()
+        }
+        self.is_sampled = False
+        self._plain_rounds, self._wait = 0, _FIRST_PROBE
+        self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``specrt.runtime.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may pay."""
+        if k == 0:
+            if self._model is not None and self._is_model_likely():
+                self._model.propose(committed, 0)
+            return []
+        choice = self._choose(committed, k)
+        drafted = self._draft(choice, committed)
+        source = choice.source if drafted else None
+        self.is_sampled = source == MODEL
+        self._proposed = (source, len(drafted), len(committed), self._clock())
+        return drafted
+
+    def commit(self, num_committed: int) -> None:
+        """See ``specrt.runtime.drafters.Drafter``: learn from the round, if this drafter was asked in it."""
+        if self._model is not None:
+            self._model.commit(num_committed)
+        if self._proposed is None:
+            return
+        source, num_drafted, before, since = self._proposed
+        self._proposed = None
+        self._experience.target.observe(max(num_drafted + 1, self._min_width), (self._clock() - since) * 1e3)
+        if source is not None:
+            for acceptance in (self._acceptance[source], self._experience.acceptance[source]):
+                acceptance.observe(num_drafted, min(num_committed - before - 1, num_drafted))
+        if source == MODEL:
+            self._plain_rounds = 0
+        else:
+            self._plain_rounds += 1
+            self._acceptance[MODEL].fade(_UNUSED_MEMORY)
+
+    def _is_model_likely(self) -> bool:
+        """Whether the draft model will be of use, as far as is known before the first round."""
+        experience = self._experience
+        if not (experience.target.is_known and experience.draft.is_known):
+            return True
+        return self._best_of_model(experience.k, 1).rate > 1 / self._target_ms(0)
+
+    def _draft(self, choice: _Choice, committed: Sequence[int]) -> list[int]:
+        if choice.source is None:
+            return []
+        if choice.source != MODEL:
+            assert self._ngram is not None
+            return self._ngram.propose(committed, choice.k)
+        assert self._model is not None
+        pending, started = self._model.num_pending(committed), self._clock()
+        drafted = self._model.propose(committed, choice.k)
+        if drafted:
+            self._observe_draft(pending, len(drafted), (self._clock() - started) * 1e3)
+        return drafted
+
+    def _observe_draft(self, pending: int, num_drafted: int, ms: float) -> None:
+        """The first pass fed ``pending`` tokens, the others one each."""
+        draft = self._experience.draft
+        if pending <= 2:
+            draft.observe(1, ms / num_drafted)
+        elif pending <= _WIDEST_OBSERVED and draft.is_known:
+            draft.observe(pending, max(ms - (num_drafted - 1) * draft.ms(1), draft.ms(1) / 2))
+
+    def _choose(self, committed: Sequence[int], k: int) -> _Choice:
+        """What to do in the round after ``committed``, with at most ``k`` tokens."""
+        size = self._ngram.suffix_length(committed) if self._ngram is not None else 0
+        target, draft = self._experience.target, self._experience.draft
+        if not target.is_known:
+            return _PLAIN  # the first round of all: plain decoding is what everything is compared with
+        if self._model is not None and not draft.is_known:
+            return _Choice(MODEL, min(k, 4), 0.0)
+        choices = [_Choice(None, 0, 1 / self._target_ms(0))]
+        if size:
+            choices.append(self._best(ngram_source(size), k, lambda _: 0.0))
+        if self._model is not None:
+            choices.append(self._best_of_model(k, self._model.num_pending(committed)))
+        best = max(choices, key=lambda choice: choice.rate)
+        if best.source == MODEL:
+            self._wait = _FIRST_PROBE
+        return self._probe(choices[-1]) if best.source is None and self._model is not None else best
+
+    def _probe(self, model: _Choice) -> _Choice:
+        """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""
+        if self._plain_rounds < self._wait:
+            return _PLAIN
+        self._wait = min(2 * self._wait, _LAST_PROBE)
+        return model
+
+    def _best_of_model(self, k: int, pending: int) -> _Choice:
+        """The best K of the model, whose cache lacks ``pending`` tokens: to catch up serves the rounds after, too."""
+        draft = self._experience.draft
+        further = draft.ms(1)
+        first = further + (draft.ms(pending) - further) / _CATCH_UP_ROUNDS
+        return self._best(MODEL, k, lambda n: first + (n - 1) * further)
+
+    def _best(self, source: str, k: int, draft_ms: Callable[[int], float]) -> _Choice:
+        """The best K of at least 1. ``draft_ms`` of K is what drafting takes."""
+        tokens = expected_tokens(self._acceptance[source].rates()[:k])
+        rates = [tokens[n] / (self._target_ms(n) + draft_ms(n)) for n in range(1, k + 1)]
+        best = max(range(k), key=rates.__getitem__)
+        return _Choice(source, best + 1, rates[best])
+
+    def _target_ms(self, num_drafted: int) -> float:
+        return self._experience.target.ms(max(num_drafted + 1, self._min_width))
