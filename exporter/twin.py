@@ -22,7 +22,7 @@ def widen(model: ir.Model) -> ir.Model:
         tensor = value.const_value
         if tensor is not None and tensor.dtype in _HALVES:
             del model.graph.initializers[name]
-            wide = deferred_initializer(model, name, tensor.shape.numpy(), ir.DataType.FLOAT, _widened(tensor))
+            wide = deferred_initializer(model, name, tuple(tensor.shape.numpy()), ir.DataType.FLOAT, _widened(tensor))
             ir.convenience.replace_all_uses_with(value, wide)
     for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
         if value.type is not None and value.type.dtype in _HALVES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from specrt.engines.build import build
 from specrt.engines.errors import BackendError, BundleError, ResourceError, SpecrtError, UsageError
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.integrity import sha256_of
-from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.record import (
     RECORD_NAME,
     BuildRecord,
@@ -25,21 +24,11 @@ from specrt.engines.record import (
     record_from_bundle,
     record_text,
 )
+from tests.exporter.architectures import tiny_config
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
 BACKEND = "tensorrt-rtx"
 K, CHUNK = 3, 32  # of the tiny bundle
-
-
-def _tiny_gemma3() -> Any:
-    from transformers import Gemma3TextConfig
-
-    tokenizer = tiny_tokenizer()
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
-    return Gemma3TextConfig(
-        **sizes, **ids, vocab_size=len(tokenizer), head_dim=16, sliding_window=16, num_hidden_layers=6
-    )
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +206,7 @@ def test_engines_that_do_not_fit_are_refused_in_one_line_with_the_command(
     ],
 )
 def test_passes_beyond_the_profiles_are_refused_before_an_engine_sees_them(
-    change: dict[str, int], message: str, built: Path
+    change: dict[str, Any], message: str, built: Path
 ) -> None:
     """A longer prompt chunk, a larger K."""
     manifest, record = manifest_from_bundle(built), record_from_bundle(built, BACKEND)
@@ -290,11 +279,11 @@ def test_sliding_windows_and_bf16_build(tmp_path: Path) -> None:
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
 
-    model = save_tiny_model(tmp_path / "model", _tiny_gemma3())
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    model = save_tiny_model(tmp_path / "model", tiny_config("gemma3", vocab_size=len(tiny_tokenizer()), **layers))
     options = ExportOptions(str(model), tmp_path / "bundle", "self", K, 96, CHUNK, "bf16", backend=BACKEND)
-    manifest: Manifest = export(options)
-    assert manifest.target.spec.dtype == "bfloat16"
+    assert export(options).target.spec.dtype == "bfloat16"
     record = build(tmp_path / "bundle", BACKEND)
     assert list(record.engines) == ["target", *(f"heads/{name}" for name in HEAD_NAMES)]
     assert record.engines["target"].precision == "bfloat16"
-    assert json.loads((engines_folder(tmp_path / "bundle", BACKEND) / RECORD_NAME).read_text())["backend"] == BACKEND
+    assert record_from_bundle(tmp_path / "bundle", BACKEND) == record

@@ -35,11 +35,11 @@ SEEN_IDS = TensorSpec("seen", "int64", (1, 1, WIDTH, CAPACITY))
 
 def _parsed(folder: Path, nodes: list[Any], contract: Contract) -> tuple[Any, list[str], Path]:
     """(network, warnings, graph) of an ONNX graph with the inputs and outputs of ``contract``."""
-    values = [
+    inputs, outputs = [
         [helper.make_tensor_value_info(t.name, TYPES[t.dtype], list(t.shape)) for t in tensors]
         for tensors in (contract.inputs, contract.outputs)
     ]
-    graph = helper.make_graph(nodes, "g", *values)
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
     path = folder / "g.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10), path)
     builder, logger = _builder()
