@@ -8,7 +8,7 @@
     ├── BundleError             6   a bundle is missing, damaged or of another schema
     ├── ParityError             7   an exported graph does not answer as the model does
     ├── ResourceError           8   not enough disk or memory
-    └── BackendError            9   a backend is unknown, not in the bundle, or its library is missing
+    └── BackendError            9   a backend is unknown or not in the bundle; its library or engines do not fit
 
 An interrupted command (Ctrl-C) exits with 130. A message says what is wrong, what was got, what was expected and
 how to mend it, in one line.

@@ -10,6 +10,7 @@ from specrt.engines.errors import BackendError
 from specrt.engines.manifest import Manifest
 from specrt.engines.seam import Engine
 from specrt.engines.spec import Contract
+from specrt.engines.trt_library import LIBRARIES
 
 
 def _onnxruntime(graph: Path, contract: Contract, threads: int | None) -> Engine:
@@ -35,6 +36,11 @@ def choose_backend(manifest: Manifest, wanted: str | None) -> str:
 
 def load_engine(backend: str, graph: Path, contract: Contract, threads: int | None) -> Engine:
     """Load one graph. Raises ``BackendError`` when the backend's library is missing, ``BundleError`` for the graph."""
+    if backend in LIBRARIES:
+        raise BackendError(
+            f"backend {backend}: this specrt builds its engines and has no runtime for them yet; "
+            "to generate, export with --backend onnxruntime"
+        )
     if backend not in _LOADERS:
         raise BackendError(f"backend {backend}: this specrt has {', '.join(_LOADERS)}; install a newer one")
     return _LOADERS[backend](graph, contract, threads)

@@ -6,13 +6,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.errors import BundleError
 from specrt.engines.heads import HEAD_NAMES
-from specrt.engines.spec import ModelSpec, TensorSpec, model_contract
+from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, ModelSpec, TensorSpec, model_contract
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
@@ -93,8 +94,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of ``bundle.json``; ``files`` covers every other file.
+    """The whole of ``bundle.json``; ``files`` covers every other file that the export wrote.
 
+    Engines built from the bundle lie beside them, with records of their own (``specrt.engines.record``).
     ``generation_defaults`` are the sampling settings of the model's own generation config, by specrt's names.
     """
 
@@ -129,17 +131,30 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version != SCHEMA_VERSION:
+    if version not in (2, SCHEMA_VERSION):
         raise BundleError(
-            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}; "
+            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION} and 2; "
             "export again, or install the specrt that wrote it"
         )
     try:
-        manifest = from_json(Manifest, data)
+        manifest = from_json(Manifest, data if version == SCHEMA_VERSION else _from_schema_2(data))
         _validate(manifest)
     except ValueError as error:
         raise BundleError(f"{path}: {error}; export the bundle again") from error
     return manifest
+
+
+def _from_schema_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Schema 2 knew one dialect and did not name it."""
+    try:
+        models = [data["target"], *filter(None, [data["draft"]["model"]])]
+        for model in models:
+            if "dialect" in model["spec"]:
+                raise ValueError("ModelSpec: unknown key 'dialect'")
+            model["spec"]["dialect"] = ONNXRUNTIME_DIALECT
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a key is missing or of another type ({error})") from error
+    return data
 
 
 def _validate(manifest: Manifest) -> None:
@@ -152,6 +167,11 @@ def _validate(manifest: Manifest) -> None:
             raise ValueError(f"generation_defaults: {name} {value!r} is not one of {', '.join(GENERATION_DEFAULTS)}")
     models = [model for model in (manifest.target, manifest.draft.model) if model is not None]
     for model in models:
+        wrong = [name for name in manifest.backends if DIALECTS.get(name, model.spec.dialect) != model.spec.dialect]
+        if wrong or model.spec.dialect not in DIALECTS.values():
+            raise ValueError(
+                f"{model.graph}: dialect {model.spec.dialect!r} does not fit {', '.join(manifest.backends)}"
+            )
         contract = model_contract(model.spec)
         if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
             raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")

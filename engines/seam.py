@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specrt.engines.spec import INPUT_IDS, POSITION_IDS, ROW_INDICES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH
+
 Array = npt.NDArray[Any]
 
 
@@ -42,6 +44,16 @@ class Engine(Protocol):
         that does not fit the contract.
         """
         ...
+
+
+def write_pass(host: Mapping[str, Array], ids: Array, start: int, rows: int) -> None:
+    """Write the inputs of a pass over ``ids`` [M] after ``start`` tokens that returns the logits of its last rows."""
+    width = len(ids)
+    host[INPUT_IDS][0, :width] = ids
+    host[POSITION_IDS][0, :width] = np.arange(start, start + width)
+    host[ROW_INDICES][:rows] = np.arange(width - rows, width)
+    if SEQLENS_K in host:  # the standard dialect takes the length from the positions
+        host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = start + width - 1, start + width
 
 
 def allocate(shape: tuple[int, ...], dtype: str) -> Array:

@@ -24,6 +24,14 @@ LOGITS = "logits"
 TOKENS = "tokens"
 NUM_ACCEPTED = "num_accepted"
 
+# How a graph writes its KV cache and attends to it, and which backends read it so.
+ONNXRUNTIME_DIALECT, STANDARD_DIALECT = "onnxruntime", "standard"
+DIALECTS = {
+    "onnxruntime": ONNXRUNTIME_DIALECT,
+    "tensorrt-rtx": STANDARD_DIALECT,
+    "tensorrt": STANDARD_DIALECT,
+}
+
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4}
 
 
@@ -65,6 +73,7 @@ class ModelSpec:
 
     ``max_seq_len`` bounds the committed tokens; ``capacity = max_seq_len + K`` so that a full-width round always fits.
     ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the most logits rows a pass returns.
+    ``dialect`` is one of ``DIALECTS``' values.
     """
 
     vocab_size: int
@@ -74,6 +83,7 @@ class ModelSpec:
     max_rows: int
     dtype: str
     kv_layers: tuple[KVLayer, ...]
+    dialect: str = ONNXRUNTIME_DIALECT
 
     @property
     def limits(self) -> dict[str, int]:
@@ -99,19 +109,23 @@ class Contract:
 def model_contract(spec: ModelSpec) -> Contract:
     """The contract of a model's graph.
 
-    ``seqlens_k`` holds the index of the last fed position (tokens in the cache after the pass, minus one), which is the
-    convention of ``com.microsoft::GroupQueryAttention``; ``total_sequence_length`` is the same count, not reduced.
+    Dialect ``onnxruntime``: ``seqlens_k`` holds the index of the last fed position (tokens in the cache after the pass,
+    minus one), which is the convention of ``com.microsoft::GroupQueryAttention``; ``total_sequence_length`` is the same
+    count, not reduced. Dialect ``standard``: the positions say where to write and what to see, and the capacity is a
+    number, since TensorRT takes no other.
     """
+    is_standard = spec.dialect == STANDARD_DIALECT
+    lengths = [TensorSpec(SEQLENS_K, "int32", (1,)), TensorSpec(TOTAL_SEQUENCE_LENGTH, "int32", (1,))]
     inputs = [
         TensorSpec(INPUT_IDS, "int64", (1, WIDTH)),
         TensorSpec(POSITION_IDS, "int64", (1, WIDTH)),
-        TensorSpec(SEQLENS_K, "int32", (1,)),
-        TensorSpec(TOTAL_SEQUENCE_LENGTH, "int32", (1,)),
+        *([] if is_standard else lengths),
         TensorSpec(ROW_INDICES, "int64", (ROWS,)),
     ]
     outputs = [TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size))]
     for index, layer in enumerate(spec.kv_layers):
-        shape: tuple[Dim, ...] = (1, layer.num_kv_heads, CAPACITY, layer.head_dim)
+        capacity: Dim = spec.capacity if is_standard else CAPACITY
+        shape: tuple[Dim, ...] = (1, layer.num_kv_heads, capacity, layer.head_dim)
         for part in ("key", "value"):
             past = TensorSpec(past_name(part, index), spec.dtype, shape)
             inputs.append(past)

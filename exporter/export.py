@@ -23,17 +23,18 @@ from specrt.engines.manifest import (
     TokenizerEntry,
     manifest_from_bundle,
 )
+from specrt.engines.progress import Progress, Silent
 from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
 from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.heads import write_heads
 from specrt.exporter.observe import Observation, observe
-from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, DTYPES, MODEL_FREE_DRAFTS, ExportOptions
+from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.passes.quantize import QUANTIZATIONS, quantize_weights
-from specrt.exporter.progress import Progress, Silent
-from specrt.exporter.reference import check_parity, reference_ids, reference_logits, save_reference
+from specrt.exporter.precision import expected_logits, runnable
+from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 
@@ -52,13 +53,15 @@ class _Plan:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model while it is loaded."""
-        return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype]
+        """Bytes of the model while it is loaded; a bf16 one is compared in fp32."""
+        item_bytes = 4 if self.spec.dtype == "bfloat16" else ITEM_BYTES[self.spec.dtype]
+        return self.observation.num_parameters * item_bytes
 
     @property
     def written_bytes(self) -> int:
         if self.quantization == "none":
-            return self.weights_bytes
+            twin_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
+            return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + twin_bytes
         return int(self.observation.num_parameters * QUANTIZATIONS[self.quantization].bytes_per_weight)
 
 
@@ -90,7 +93,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             specrt_version=specrt.__version__,
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             versions={name: importlib.metadata.version(name) for name in _VERSIONED},
-            backends=(options.backend,),
+            backends=options.backends,
             num_speculative_tokens=options.num_speculative_tokens,
             eos_token_ids=eos,
             target=models[0],
@@ -111,15 +114,15 @@ def _plan(role: str, source: Source, options: ExportOptions) -> _Plan:
         raise UsageError(f"--max-seq-len {options.max_seq_len}: {source.name} has a context of {longest}; ask for less")
     max_seq_len = min(wanted, longest) if longest else wanted
     k = options.num_speculative_tokens
-    dtype = options.dtype if role == "target" else options.draft_dtype or options.dtype
     spec = ModelSpec(
         vocab_size=observation.vocab_size,
         max_seq_len=max_seq_len,
         capacity=max_seq_len + k,
         max_width=min(options.prefill_chunk, max_seq_len),
         max_rows=k + 1,
-        dtype=DTYPES[dtype],
+        dtype=options.dtype_of(role),
         kv_layers=observation.kv_layers,
+        dialect=options.dialect,
     )
     quantization = options.quantize if role == "target" else options.draft_quantize
     return _Plan(role, source, observation, spec, quantization)
@@ -174,7 +177,7 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
     model = source.load_model(torch_dtype(spec.dtype))
     progress.step(f"{role}: reference logits")
     ids = reference_ids(source.tokenizer, spec.vocab_size)
-    expected = reference_logits(model, ids)
+    expected = expected_logits(model, spec, ids, progress.note)
     progress.step(f"{role}: tracing")
     traced = _trace(model, plan)
     optimize(traced, spec)
@@ -186,7 +189,8 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
     del model, traced
     gc.collect()
     progress.step(f"{role}: comparing with the torch model")
-    parity = check_parity(graph, spec, ids, expected, available_cores(), plan.quantization != "none")
+    with runnable(graph, spec) as (checked, checked_spec):
+        parity = check_parity(checked, checked_spec, ids, expected, available_cores(), plan.quantization != "none")
     save_reference(folder / role / "reference.npz", ids, expected)
     for name, content in source.licenses().items():
         (folder / role / name).write_bytes(content)

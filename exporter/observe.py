@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specrt.engines.spec import KVLayer
-from specrt.exporter.attention import IMPLEMENTATION, AttentionSite, ContractCache, Tracing, refuse, register, tracing
+from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, register
+from specrt.exporter.tracing import AttentionSite, Tracing, tracing
 
 
 @dataclass(frozen=True)

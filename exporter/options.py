@@ -6,17 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.errors import UsageError
+from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
 from specrt.exporter.passes.quantize import QUANTIZATIONS
 
-BACKENDS = ("onnxruntime",)
-DTYPES = {"fp32": "float32", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# What each dialect's backends run, the default first, and why not the others.
+_DIALECT_DTYPES = {
+    ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
+    STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
+}
 MODEL_FREE_DRAFTS = ("ngram", "self")
 DEFAULT_MAX_SEQ_LEN = 2048
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``specrt export`` was asked for. ``max_seq_len`` None means 2048, or the model's context where shorter."""
+    """What ``specrt export`` was asked for.
+
+    ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
+    """
 
     target: str
     output: Path
@@ -24,7 +32,7 @@ class ExportOptions:
     num_speculative_tokens: int = 5
     max_seq_len: int | None = None
     prefill_chunk: int = 512
-    dtype: str = "fp32"
+    dtype: str | None = None
     draft_dtype: str | None = None
     quantize: str = "none"
     draft_quantize: str = "none"
@@ -41,15 +49,33 @@ class ExportOptions:
             raise UsageError(f"--max-seq-len {self.max_seq_len}: expected 16 or more")
         if self.prefill_chunk < self.num_speculative_tokens + 2:
             raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
-        for option, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype or self.dtype)):
-            if dtype not in DTYPES:
-                raise UsageError(
-                    f"{option} {dtype}: backend {self.backend} on the CPU runs {', '.join(DTYPES)} "
-                    "(it has no bf16 kernels); choose one of these"
-                )
-        if self.backend not in BACKENDS:
-            raise UsageError(f"--backend {self.backend}: expected {', '.join(BACKENDS)}")
+        if self.backend not in DIALECTS:
+            raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
+        self._check_dtypes()
         self._check_quantization()
+
+    @property
+    def dialect(self) -> str:
+        return DIALECTS[self.backend]
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that can run the bundle; the one asked for comes first."""
+        return (self.backend, *(b for b, d in DIALECTS.items() if d == self.dialect and b != self.backend))
+
+    def dtype_of(self, role: str) -> str:
+        """The contract's name of the dtype of ``target`` or ``draft``."""
+        assert self.dtype is not None, "set when the options are made"
+        return DTYPES[self.dtype if role == "target" else self.draft_dtype or self.dtype]
+
+    def _check_dtypes(self) -> None:
+        dtypes, reason = _DIALECT_DTYPES[self.dialect]
+        if self.dtype is None:
+            object.__setattr__(self, "dtype", dtypes[0])
+        for option, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype or self.dtype)):
+            if dtype not in dtypes:
+                expected = ", ".join(dtypes)
+                raise UsageError(f"{option} {dtype}: backend {self.backend} runs {expected} ({reason}); choose one")
 
     def _check_quantization(self) -> None:
         for option, quantize, dtype in (
@@ -58,6 +84,10 @@ class ExportOptions:
         ):
             if quantize not in ("none", *QUANTIZATIONS):
                 raise UsageError(f"{option} {quantize}: expected none, {', '.join(QUANTIZATIONS)}")
+            if quantize != "none" and self.dialect != ONNXRUNTIME_DIALECT:
+                raise UsageError(
+                    f"{option} {quantize}: backend {self.backend} takes fp16 or bf16 weights; leave it out"
+                )
             if quantize != "none" and dtype != "fp32":
                 raise UsageError(f"{option} {quantize}: its activations are fp32, got {dtype}; leave the dtype out")
         name, _, quantize = self.draft.partition(":")
@@ -68,6 +98,8 @@ class ExportOptions:
                 )
             if self.draft_quantize not in ("none", quantize):
                 raise UsageError(f"--draft {self.draft}: got --draft-quantize {self.draft_quantize} too; leave one out")
+            if self.dialect != ONNXRUNTIME_DIALECT:
+                raise UsageError(f"--draft {self.draft}: backend {self.backend} takes fp16 or bf16 weights; use self")
             object.__setattr__(self, "draft_quantize", quantize)
         elif self.draft in MODEL_FREE_DRAFTS and self.draft_quantize != "none":
             raise UsageError(f"--draft-quantize {self.draft_quantize}: draft {self.draft} has no weights of its own")

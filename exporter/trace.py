@@ -11,10 +11,24 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specrt.engines.spec import CAPACITY, ROWS, WIDTH, ModelSpec, TensorSpec, model_contract
-from specrt.exporter.attention import IMPLEMENTATION, ContractCache, Tracing, register, tracing
+from specrt.engines.spec import (
+    CAPACITY,
+    INPUT_IDS,
+    ONNXRUNTIME_DIALECT,
+    POSITION_IDS,
+    ROW_INDICES,
+    ROWS,
+    STANDARD_DIALECT,
+    WIDTH,
+    ModelSpec,
+    TensorSpec,
+    model_contract,
+)
+from specrt.exporter.attention import IMPLEMENTATION, ContractCache, register
+from specrt.exporter.emission import STANDARD_OPSET
+from specrt.exporter.tracing import Tracing, tracing
 
-OPSET = 20
+_OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
 _TORCH_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "int32")}
 
 
@@ -26,66 +40,38 @@ def torch_dtype(name: str) -> torch.dtype:
 class _ContractModule(torch.nn.Module):
     """The model with the contract's inputs and outputs as its signature."""
 
-    def __init__(self, model: Any, num_layers: int) -> None:
+    def __init__(self, model: Any, spec: ModelSpec) -> None:
         super().__init__()
         self.model = model
-        self.num_layers = num_layers
+        self.spec = spec
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,  # [1, width] i64
-        position_ids: torch.Tensor,  # [1, width] i64
-        seqlens_k: torch.Tensor,  # [1] i32
-        total: torch.Tensor,  # [1] i32
-        row_indices: torch.Tensor,  # [rows] i64
-        past: list[torch.Tensor],  # 2 a layer: [1, num_kv_heads, capacity, head_dim]
-    ) -> tuple[torch.Tensor, ...]:
-        with tracing(Tracing(past, seqlens_k, total)) as state:
+    def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        names = [tensor.name for tensor in model_contract(self.spec).inputs]
+        named = dict(zip(names, inputs, strict=True))
+        num_layers = len(self.spec.kv_layers)
+        with tracing(Tracing(self.spec.dialect, named)) as state:
             output = self.model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                cache=ContractCache(self.num_layers),
+                input_ids=named[INPUT_IDS],  # [1, width] i64
+                position_ids=named[POSITION_IDS],  # [1, width] i64
+                cache=ContractCache(num_layers),
                 use_cache=True,
-                logits_to_keep=row_indices,
+                logits_to_keep=named[ROW_INDICES],  # [rows] i64
             )
         logits = output.logits[0].float()  # [rows, V] f32
-        present = (tensor for layer in range(self.num_layers) for tensor in state.present[layer])
+        present = (tensor for layer in range(num_layers) for tensor in state.present[layer])
         return (logits, *present)
 
 
-def _example(tensor: TensorSpec, width: int) -> torch.Tensor:
-    """A dummy input: dynamic dimensions get sizes that differ, none of them 0 or 1 (those would be special-cased)."""
-    shape = tensor.resolve({WIDTH: width, ROWS: 3, CAPACITY: 64})
-    return torch.zeros(shape, dtype=torch_dtype(tensor.dtype))
+# Dynamic dimensions of the dummy inputs differ, and none of them is 0 or 1 (those would be special-cased).
+_EXAMPLE = {WIDTH: 7, ROWS: 3, CAPACITY: 64}
 
 
-def _examples(spec: ModelSpec) -> tuple[Any, ...]:
-    width = 7
-    contract = model_contract(spec)
-    head, past = contract.inputs[:5], contract.inputs[5:]
-    input_ids, position_ids, seqlens_k, total, row_indices = (_example(tensor, width) for tensor in head)
-    position_ids += torch.arange(width)
-    row_indices += torch.tensor([3, 4, 6])
-    return (
-        input_ids,
-        position_ids,
-        seqlens_k + width - 1,
-        total + width,
-        row_indices,
-        [_example(t, width) for t in past],
-    )
+def _example(tensor: TensorSpec) -> torch.Tensor:
+    return torch.zeros(tensor.resolve(_EXAMPLE), dtype=torch_dtype(tensor.dtype))
 
 
-def _dynamic_shapes(spec: ModelSpec) -> dict[str, Any]:
-    dynamic = torch.export.Dim.DYNAMIC
-    return {
-        "input_ids": {1: dynamic},
-        "position_ids": {1: dynamic},
-        "seqlens_k": None,
-        "total": None,
-        "row_indices": {0: dynamic},
-        "past": [{2: dynamic}] * (2 * len(spec.kv_layers)),
-    }
+def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
+    return {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(tensor.shape) if isinstance(dim, str)}
 
 
 def trace(model: Any, spec: ModelSpec) -> ir.Model:
@@ -96,16 +82,15 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
     register()
     model.set_attn_implementation(IMPLEMENTATION)
     contract = model_contract(spec)
-    num_layers = len(spec.kv_layers)
     _freeze_longrope(model, spec.max_seq_len)
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(
-            _ContractModule(model, num_layers).eval(),
-            _examples(spec),
+            _ContractModule(model, spec).eval(),
+            ([_example(tensor) for tensor in contract.inputs],),
             dynamo=True,
             optimize=False,  # our passes begin with it, and must see every weight that they are to let go
-            opset_version=OPSET,
-            dynamic_shapes=_dynamic_shapes(spec),
+            opset_version=_OPSETS[spec.dialect],
+            dynamic_shapes={"inputs": [_dynamic_dimensions(tensor) for tensor in contract.inputs]},
             input_names=[tensor.name for tensor in contract.inputs],
             output_names=[tensor.name for tensor in contract.outputs],
         )

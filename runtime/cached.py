@@ -35,7 +35,8 @@ class CachedModel:
         self.host = host = self._binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
-        self._last, self._total = host[SEQLENS_K], host[TOTAL_SEQUENCE_LENGTH]  # [1] i32 each
+        # [1] i32 each; the standard dialect takes the length from the positions
+        self._last, self._total = (host.get(n, np.zeros(1, np.int32)) for n in (SEQLENS_K, TOTAL_SEQUENCE_LENGTH))
         self._rows = host[ROW_INDICES]  # [max_rows] i64
         self._all_positions = np.arange(spec.capacity, dtype=np.int64)
 

@@ -42,3 +42,21 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = save_tiny_model(folder / "model")
     export(ExportOptions(str(model), folder / "bundle", draft="self", num_speculative_tokens=4))
     return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def tiny_tensorrt_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the tiny Llama in fp16 with a draft of its own for TensorRT, K = 3, context 96, without engines."""
+    from specrt.exporter.export import export
+    from specrt.exporter.options import ExportOptions
+    from tests.tiny import save_tiny_model
+
+    root = tmp_path_factory.mktemp("tensorrt")
+    target = save_tiny_model(root / "target")
+    draft = save_tiny_model(root / "draft", num_hidden_layers=1)
+    export(
+        ExportOptions(
+            str(target), root / "bundle", str(draft), 3, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
+        )
+    )
+    return root / "bundle"

@@ -58,11 +58,17 @@ def main() -> None:
 )
 @click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
-@click.option("--dtype", default="fp32", show_default=True, help="Weights and KV of the target: fp32 or fp16.")
+@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
 @click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8 or int4.")
 @click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8 or int4.")
-@click.option("--backend", default="onnxruntime", show_default=True, help="What will run the bundle.")
+@click.option(
+    "--backend",
+    default="onnxruntime",
+    show_default=True,
+    metavar="onnxruntime|tensorrt-rtx|tensorrt",
+    help="What will run the bundle.",
+)
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
@@ -94,6 +100,31 @@ def export(**options: Any) -> None:
         f"{options['output']}: {total / 1e6:.0f} MB; largest logit difference to the torch model "
         f"{parity.max_abs_error:.1e} (largest logit {parity.max_abs_logit:.1f}), "
         f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions"
+    )
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="What the engines are for.")
+@click.option(
+    "--compute-capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
+)
+@click.option("--force", is_flag=True, help="Replace engines that are there already.")
+def build(bundle: Path, backend: str, capabilities: tuple[str, ...], force: bool) -> None:
+    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
+    from specrt.engines.build import build as run
+    from specrt.tools.progress import shown_progress
+
+    with shown_progress() as progress:
+        record = run(bundle, backend, capabilities, force, progress)
+    total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
+    click.echo(
+        f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
+        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities) or '8.0 and later'}"
     )
 
 
@@ -197,19 +228,35 @@ def tune(bundle: Path, as_json: bool, **options: Any) -> None:
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Hash every file again, whatever is remembered.")
+@click.option("--check", is_flag=True, help="Hash every file again; do engines fit this machine?")
 def inspect(bundle: Path, as_json: bool, check: bool) -> None:
     """Show what BUNDLE holds: roles, the I/O table, widths, bytes of weights and KV."""
     from specrt.engines.integrity import check_files
     from specrt.engines.manifest import manifest_from_bundle
+    from specrt.tools.builds import builds_of, print_builds
     from specrt.tools.figures import inspection, print_inspection
 
     manifest = manifest_from_bundle(bundle)
     check_files(bundle, manifest, always_hash=check)
+    builds = builds_of(bundle, manifest, check)
     if as_json:
-        click.echo(json.dumps(inspection(manifest)))
+        click.echo(json.dumps(inspection(manifest, builds)))
     else:
         print_inspection(manifest)
+        print_builds(builds)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine can export, build and run, and how to install what is missing."""
+    from specrt.tools.doctor import examine, print_diagnosis
+
+    diagnosis = examine()
+    if as_json:
+        click.echo(json.dumps(diagnosis.as_dict()))
+    else:
+        print_diagnosis(diagnosis)
 
 
 @main.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,8 @@ from rich.table import Table
 
 from specrt.engines.codec import to_json
 from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.plan import allocated_bytes, plan_slot
+from specrt.engines.record import BuildRecord
 from specrt.engines.spec import model_contract, past_name, plan_buffers
 from specrt.runtime.result import Result
 
@@ -44,8 +47,8 @@ def print_stats(result: Result) -> None:
     Console(stderr=True).print(table)
 
 
-def inspection(manifest: Manifest) -> dict[str, Any]:
-    """What ``specrt inspect --json`` prints: the manifest, and what follows from it in bytes."""
+def inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> dict[str, Any]:
+    """What ``specrt inspect --json`` prints: the manifest, what follows from it in bytes, and the engines built."""
     models = {"target": manifest.target, "draft": manifest.draft.model}
     derived = {
         role: {
@@ -56,7 +59,9 @@ def inspection(manifest: Manifest) -> dict[str, Any]:
         for role, entry in models.items()
         if entry is not None
     }
-    return {**to_json(manifest), "derived": derived}
+    plan = plan_slot(manifest, manifest.backends[0])
+    slot = {"allocated_bytes": allocated_bytes(plan), "buffers": to_json(plan)}
+    return {**to_json(manifest), "derived": {**derived, "slot": slot}, "builds": to_json(builds)}
 
 
 def print_inspection(manifest: Manifest) -> None:
@@ -71,6 +76,12 @@ def print_inspection(manifest: Manifest) -> None:
         soft_wrap=True,
     )
     console.print(f"draft: {manifest.draft.kind}, K = {k}, width W = {k + 1}, EOS ids {list(manifest.eos_token_ids)}")
+    plan = plan_slot(manifest, manifest.backends[0])
+    num_own = sum(buffer.alias is None for buffer in plan)
+    console.print(
+        f"memory of a sequence: {allocated_bytes(plan) / 1e6:.1f} MB in {num_own} buffers (models and match heads)",
+        highlight=False,
+    )
     _print_model(console, "target", manifest.target)
     if manifest.draft.model is not None:
         _print_model(console, "draft", manifest.draft.model)

@@ -53,7 +53,7 @@ class _Shown:
 
 @contextmanager
 def shown_progress() -> Iterator[_Shown]:
-    """A ``specrt.exporter.progress.Progress`` on standard error."""
+    """A ``specrt.engines.progress.Progress`` on standard error."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:

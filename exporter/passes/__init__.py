@@ -7,7 +7,7 @@ from onnxscript.optimizer import optimize_ir
 from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
-from specrt.engines.spec import ModelSpec
+from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
 from specrt.exporter.passes.lm_head import read_tied_table
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
@@ -15,8 +15,13 @@ from specrt.exporter.passes.rotary import fold_rotary
 
 
 def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
-    """All passes of the ``onnxruntime`` dialect, in order. The first folds constants; transposed weights stay views."""
+    """All passes of the spec's dialect, in order. The first folds constants; transposed weights stay views.
+
+    Those after the second need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
+    """
     optimize_ir(model)
+    if spec.dialect == STANDARD_DIALECT:
+        return read_tied_table(drop_round_trips(model))
     fuse_rms_normalization(model)
     fuse_skip_rms_normalization(model)
     fold_rotary(model, spec.capacity)

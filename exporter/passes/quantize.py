@@ -34,7 +34,7 @@ class Quantization:
         return self.bits / 8 + (4 + self.has_zero_points * self.bits / 8) / self.block_size
 
 
-# Blocks of 32: with 128, passes of 2 and of 9 rows differed in bits (SmolLM2), and reproducible text rests on them.
+# Blocks of 32: with 128, SmolLM2's passes of 2 and of 9 rows gave other bits, and reproducible text needs equal ones.
 QUANTIZATIONS = {"int8": Quantization(8, 32, False), "int4": Quantization(4, 32, True)}
 TABLE = QUANTIZATIONS["int8"]
 ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides

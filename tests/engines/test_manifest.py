@@ -150,6 +150,35 @@ def test_an_unknown_schema_version_is_refused_before_its_keys_are_read(tmp_path:
     assert f"schema version {version!r}, this specrt reads {SCHEMA_VERSION}" in refusal(tmp_path)
 
 
+def _as_schema_2(manifest: Manifest) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(manifest_text(manifest))
+    for model in (data["target"], data["draft"]["model"]):
+        del model["spec"]["dialect"]
+    return {**data, "schema_version": 2}
+
+
+def test_a_bundle_of_schema_2_is_of_the_dialect_it_knew(tmp_path: Path) -> None:
+    write(tmp_path, json.dumps(_as_schema_2(full_manifest())))
+    assert manifest_from_bundle(tmp_path) == dataclasses.replace(full_manifest(), schema_version=2)
+
+
+@pytest.mark.parametrize("key", ["target", "draft"])
+def test_a_damaged_bundle_of_schema_2(tmp_path: Path, key: str) -> None:
+    data = _as_schema_2(full_manifest())
+    del data[key]
+    write(tmp_path, json.dumps(data))
+    assert "a key is missing or of another type" in refusal(tmp_path)
+
+
+def of_another_dialect(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["dialect"] = "standard"
+
+
+def of_an_unknown_dialect(data: dict[str, Any]) -> None:
+    data["backends"] = ["fake"]
+    data["target"]["spec"]["dialect"] = "klingon"
+
+
 def unknown_key(data: dict[str, Any]) -> None:
     data["target"]["spec"]["colour"] = "red"
 
@@ -293,6 +322,8 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (missing_key, "Manifest.tokenizer: key 'file' is missing"),
         (mistyped_key, "Manifest.files.target/model.onnx.num_bytes: got str, expected int"),
         (version_as_a_float, "Manifest.schema_version: got float, expected int"),
+        (of_another_dialect, "target/model.onnx: dialect 'standard' does not fit onnxruntime"),
+        (of_an_unknown_dialect, "target/model.onnx: dialect 'klingon' does not fit fake"),
         (renamed_input, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
         (output_without_alias, "draft/model.onnx: its inputs and outputs are not those that its spec implies"),
         (smaller_vocabulary, "target/model.onnx: its inputs and outputs are not those that its spec implies"),

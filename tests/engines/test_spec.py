@@ -16,6 +16,7 @@ from specrt.engines.spec import (
     LOGITS,
     ROW_INDICES,
     ROWS,
+    STANDARD_DIALECT,
     WIDTH,
     Contract,
     KVLayer,
@@ -58,6 +59,17 @@ def test_a_model_takes_these_inputs_in_this_order() -> None:
         "past_key.1",
         "past_value.1",
     ]
+
+
+def test_the_standard_dialect_takes_lengths_from_positions_and_a_fixed_capacity() -> None:
+    contract = model_contract(replace(SPEC, dialect=STANDARD_DIALECT))
+    names = [tensor.name for tensor in contract.inputs]
+    assert names[:4] == ["input_ids", "position_ids", "row_indices", "past_key.0"]
+    assert contract.inputs[3].shape == contract.outputs[1].shape == (1, 3, SPEC.capacity, 64)
+    assert contract.outputs == tuple(
+        replace(tensor, shape=tensor.resolve({CAPACITY: SPEC.capacity, ROWS: 0})) if tensor.alias else tensor
+        for tensor in model_contract(SPEC).outputs
+    )
 
 
 def test_each_present_shares_the_memory_of_its_past() -> None:

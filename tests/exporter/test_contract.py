@@ -11,17 +11,8 @@ import pytest
 import torch
 
 from specrt.engines.ort import OrtEngine
-from specrt.engines.seam import Array
-from specrt.engines.spec import (
-    INPUT_IDS,
-    LOGITS,
-    POSITION_IDS,
-    ROW_INDICES,
-    SEQLENS_K,
-    TOTAL_SEQUENCE_LENGTH,
-    ModelSpec,
-    model_contract,
-)
+from specrt.engines.seam import Array, write_pass
+from specrt.engines.spec import LOGITS, ModelSpec, model_contract
 from specrt.exporter.observe import observe
 from specrt.exporter.passes import optimize
 from specrt.exporter.trace import trace
@@ -68,10 +59,7 @@ class Exported:
 
     def _feed(self, binding: Any, start: int, width: int, rows: int) -> Array:
         host = binding.host
-        host[INPUT_IDS][0, :width] = self.ids[start : start + width]
-        host[POSITION_IDS][0, :width] = np.arange(start, start + width)
-        host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = start + width - 1, start + width
-        host[ROW_INDICES][:rows] = np.arange(width - rows, width)
+        write_pass(host, self.ids[start : start + width], start, rows)
         binding.run(width, rows)
         copy: Array = host[LOGITS][:rows].copy()
         return copy

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, MambaConfig
 
 import specrt
 from specrt.engines.errors import (
+    BackendError,
     PairError,
     ParityError,
     ResourceError,
@@ -38,12 +39,14 @@ from specrt.engines.integrity import check_files
 from specrt.engines.manifest import DraftEntry, Manifest, ModelEntry, manifest_from_bundle
 from specrt.engines.oracle import filtered
 from specrt.engines.ort import OrtEngine
+from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
 from specrt.exporter.bundle import file_entries, write_manifest
 from specrt.exporter.export import export
 from specrt.exporter.heads import write_heads
 from specrt.exporter.options import ExportOptions
+from specrt.exporter.precision import FLOAT16_MAX, expected_logits, largest_activation
 from specrt.exporter.reference import check_parity, graph_logits, reference_logits
-from tests.tiny import save_tiny_model, tiny_tokenizer
+from tests.tiny import save_tiny_model, tiny_llama_config, tiny_tokenizer
 
 K = 4
 MAX_SEQ_LEN = 96
@@ -291,6 +294,60 @@ def test_fp16_bundle(models: dict[str, Path], tmp_path: Path) -> None:
     assert specrt.load(tmp_path / "half", threads=1).generate([5, 6], max_new_tokens=8, ignore_eos=True).token_ids
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_bundle_for_tensorrt(models: dict[str, Path], tmp_path: Path, dtype: str) -> None:
+    """Both TensorRT backends run it; a bf16 graph is compared by its fp32 twin, which does not stay."""
+    manifest = _export(models, tmp_path / "bundle", backend="tensorrt", dtype=dtype)
+    assert manifest.backends == ("tensorrt", "tensorrt-rtx")
+    entry = manifest.target
+    assert (entry.spec.dialect, entry.spec.dtype) == ("standard", {"fp16": "float16", "bf16": "bfloat16"}[dtype])
+    assert entry.parity.max_abs_error <= {"fp16": 2e-2, "bf16": 1e-4}[dtype] * entry.parity.max_abs_logit
+    check_files(tmp_path / "bundle", manifest, always_hash=True)
+    assert not list(tmp_path.rglob("twin*"))
+    full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
+    assert full <= entry.weights_bytes <= full * 1.1
+    with pytest.raises(BackendError, match="no runtime for them yet"):
+        specrt.load(tmp_path / "bundle")
+
+
+def test_the_default_dtype_is_the_dialect_s(tmp_path: Path) -> None:
+    for backend, dtype in (("onnxruntime", "float32"), ("tensorrt-rtx", "float16")):
+        options = ExportOptions("x", tmp_path, backend=backend)
+        assert [options.dtype_of(role) for role in ("target", "draft")] == [dtype, dtype]
+
+
+def _hot(folder: Path, factor: float) -> Path:
+    """A model whose activations grow ``factor`` times larger than the tiny Llama's."""
+    save_tiny_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    hot = {name: tensor * factor if "down_proj" in name else tensor for name, tensor in weights.items()}
+    save_file(hot, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_fp16_that_overflows_is_refused_for_tensorrt_and_bf16_holds(tmp_path: Path) -> None:
+    target = {"target": _hot(tmp_path / "hot", 1e6)}
+    with pytest.raises(ParityError, match="not finite; export in --dtype bf16"):
+        _export(target, tmp_path / "bundle", backend="tensorrt-rtx")
+    assert list(tmp_path.iterdir()) == [target["target"]]
+    _export(target, tmp_path / "bundle", backend="tensorrt-rtx", dtype="bf16")
+
+
+def test_fp16_that_is_nearly_full_is_said() -> None:
+    notes: list[str] = []
+    model = AutoModelForCausalLM.from_config(tiny_llama_config(), dtype=torch.float16).eval()
+    ids = np.arange(8)
+    spec = ModelSpec(320, 96, 100, 16, K + 1, "float16", (), STANDARD_DIALECT)
+    logits = expected_logits(model, spec, ids, notes.append)
+    assert notes == []
+    assert np.abs(logits).max() <= largest_activation(model, ids) < FLOAT16_MAX / 2
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.7 * FLOAT16_MAX / float(np.abs(logits).max()))
+    expected_logits(model, spec, ids, notes.append)
+    (note,) = notes
+    assert "fp16 ends at 65504" in note and "--dtype bf16" in note
+
+
 def test_overflow_in_fp16_is_refused(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "hot", tie_word_embeddings=True)
     weights = load_file(folder / "model.safetensors")
@@ -374,6 +431,9 @@ def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, P
         "K of 0": {"num_speculative_tokens": 0},
         "context beyond the model's": {"max_seq_len": 100_000},
         "bf16 on the CPU": {"dtype": "bf16"},
+        "fp32 with TensorRT": {"dtype": "fp32", "backend": "tensorrt-rtx"},
+        "int8 with TensorRT": {"quantize": "int8", "backend": "tensorrt-rtx"},
+        "int8 draft with TensorRT": {"draft": "self:int8", "backend": "tensorrt"},
         "unknown backend": {"backend": "nothing"},
         "revision of a local path": {"revision": "main"},
     }
@@ -392,6 +452,9 @@ REFUSALS: dict[str, type[SpecrtError]] = {
     "K of 0": UsageError,
     "context beyond the model's": UsageError,
     "bf16 on the CPU": UsageError,
+    "fp32 with TensorRT": UsageError,
+    "int8 with TensorRT": UsageError,
+    "int8 draft with TensorRT": UsageError,
     "unknown backend": UsageError,
 }
 

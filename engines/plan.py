@@ -1,0 +1,69 @@
+"""The memory of one slot, planned: every buffer that target, draft and heads bind, before anything is allocated.
+
+Follows the way in which slots are opened: a model owns its inputs, logits and KV; every head is opened on the model's
+buffers and on what earlier heads left, by tensor name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from specrt.engines.heads import MATCH, head_contract
+from specrt.engines.load import choose_backend
+from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.spec import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
+
+
+@dataclass(frozen=True)
+class PlannedBuffer:
+    """One bound tensor, ``owner/tensor``, at its largest shape; with an ``alias`` it lies in that buffer's memory."""
+
+    name: str
+    num_bytes: int
+    alias: str | None
+    owner: str
+
+
+def plan_slot(manifest: Manifest, backend: str, heads: Sequence[str] = (MATCH,)) -> tuple[PlannedBuffer, ...]:
+    """The buffers of a slot with its draft and these ``heads`` of both models, opened in this order.
+
+    The backends of a bundle bind the same contract, so they share the plan. Raises ``BackendError`` for a backend that
+    the bundle is not for.
+    """
+    choose_backend(manifest, backend)
+    target, draft = manifest.target, manifest.draft.model
+    vocab_size = target.spec.vocab_size
+    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads)
+    if manifest.draft.kind != "ngram":
+        plan += _plan_model("draft", draft or target, 1, vocab_size, heads)
+    return tuple(plan)
+
+
+def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
+    """Bytes that the plan takes: those of buffers with memory of their own."""
+    return sum(buffer.num_bytes for buffer in plan if buffer.alias is None)
+
+
+def _plan_model(
+    role: str, entry: ModelEntry, head_rows: int, vocab_size: int, heads: Sequence[str]
+) -> list[PlannedBuffer]:
+    plan = _plan_graph(role, model_contract(entry.spec), {})
+    memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
+    for head in heads:
+        owner = f"{role}/{head}"
+        contract = head_contract(head, replace(entry.spec, max_rows=head_rows), vocab_size)
+        plan += _plan_graph(owner, contract, memory)
+        for tensor in (*contract.inputs, *contract.outputs):
+            memory.setdefault(tensor.name, f"{owner}/{tensor.name}")
+    return plan
+
+
+def _plan_graph(owner: str, contract: Contract, memory: dict[str, str]) -> list[PlannedBuffer]:
+    plan = []
+    for tensor in (*contract.inputs, *contract.outputs):
+        num_bytes = prod(tensor.resolve(contract.limits)) * ITEM_BYTES[tensor.dtype]
+        alias = f"{owner}/{tensor.alias}" if tensor.alias else memory.get(tensor.name)
+        plan.append(PlannedBuffer(f"{owner}/{tensor.name}", num_bytes, alias, owner))
+    return plan

@@ -1,0 +1,63 @@
+"""The state of one forward pass, which the attention functions and the emission of nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from specrt.engines.spec import ONNXRUNTIME_DIALECT
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a model's mask function amounts to: causal, within the last ``window`` positions if that is set."""
+
+    window: int | None
+
+
+@dataclass(frozen=True)
+class AttentionSite:
+    """One layer's attention, as observed. ``scale`` multiplies q.k; ``softcap`` 0 means none."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float
+    window: int | None
+
+
+@dataclass
+class Tracing:
+    """State of one forward pass. In an export ``inputs`` are the graph's by name and ``present`` collects KV outputs.
+
+    ``masks`` holds what the layers of one window share.
+    """
+
+    dialect: str = ONNXRUNTIME_DIALECT
+    inputs: Mapping[str, torch.Tensor] | None = None
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    updated: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    sites: dict[int, AttentionSite] = field(default_factory=dict)
+    present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+_active: list[Tracing] = []
+
+
+@contextmanager
+def tracing(state: Tracing) -> Iterator[Tracing]:
+    """Make ``state`` the one that the attention functions work on."""
+    _active.append(state)
+    try:
+        yield state
+    finally:
+        _active.pop()
+
+
+def current() -> Tracing:
+    """The state that the innermost ``tracing`` block works on."""
+    return _active[-1]

@@ -1,0 +1,37 @@
+"""The fp32 twin of a half-precision graph: the same nodes on widened weights, for ONNX Runtime's CPU provider.
+
+It has no bf16 kernels, and widens fp16 in places of its own choice. What the twin answers is what the graph *says*,
+without the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from specrt.exporter.passes.graph import deferred_initializer
+
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def widen(model: ir.Model) -> ir.Model:
+    """Turn ``model`` into its twin, in place: every fp16 and bf16 becomes fp32, and nothing else changes."""
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None and tensor.dtype in _HALVES:
+            del model.graph.initializers[name]
+            wide = deferred_initializer(model, name, tuple(tensor.shape.numpy()), ir.DataType.FLOAT, _widened(tensor))
+            ir.convenience.replace_all_uses_with(value, wide)
+    for value in (*model.graph.inputs, *(output for node in model.graph for output in node.outputs)):
+        if value.type is not None and value.type.dtype in _HALVES:
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+    for node in model.graph:
+        if node.op_type == "Cast" and ir.DataType(node.attributes["to"].as_int()) in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+    return model
+
+
+def _widened(tensor: ir.TensorProtocol) -> Callable[[], ir.TensorProtocol]:
+    return lambda: ir.tensor(tensor.numpy().astype(np.float32))

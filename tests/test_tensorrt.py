@@ -1,0 +1,58 @@
+"""SmolLM2 for TensorRT-RTX: its graph answers the same in passes of any width, and becomes engines of bounded size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specrt.engines.build import build
+from specrt.engines.errors import SpecrtError
+from specrt.engines.heads import HEAD_NAMES
+from specrt.engines.manifest import LOGITS_TOLERANCE, manifest_from_bundle
+from specrt.engines.record import check_build
+from specrt.exporter.export import export
+from specrt.exporter.options import ExportOptions
+from specrt.tools.fetch import fetch
+from tests.exporter.passes_on_ort import Passes
+
+pytestmark = pytest.mark.model
+
+K = 5
+PAST = (0, 1, 5, 100)
+MAX_BYTES_OVER_WEIGHTS = 1.15
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        gguf = fetch("smollm2-135m")
+    except SpecrtError as error:
+        pytest.skip(f"SmolLM2-135M cannot be fetched here: {error}")
+    output = tmp_path_factory.mktemp("smollm2") / "bundle"
+    export(ExportOptions(str(gguf), output, num_speculative_tokens=K, max_seq_len=512, backend="tensorrt-rtx"))
+    return output
+
+
+def test_rows_equal_single_rows_equal_no_cache(bundle: Path) -> None:
+    """Torch's own logits were compared at export; here a pass over everything stands for the model without a cache."""
+    entry = manifest_from_bundle(bundle).target
+    assert entry.parity.argmax_agreement == 1.0
+    stored = np.load(bundle / entry.reference)
+    scale = np.abs(stored["logits"]).max()
+    passes = Passes(bundle / entry.graph, entry.spec, np.resize(stored["ids"], max(PAST) + K + 1))
+    for past in PAST:
+        for n in (1, 2, 3, K + 1):
+            expected = passes.without_cache(past, n)
+            for widths in ([n], [1] * n):
+                error = np.abs(passes.logits(past, widths) - expected).max() / scale
+                assert error <= LOGITS_TOLERANCE["float16"], f"past {past}, passes of {widths}: {error:.2e}"
+
+
+def test_engines_are_hardly_larger_than_the_weights(bundle: Path) -> None:
+    manifest = manifest_from_bundle(bundle)
+    record = build(bundle, "tensorrt-rtx")
+    assert set(record.engines) == {"target", *(f"heads/{name}" for name in HEAD_NAMES)}
+    assert record.engines["target"].num_bytes <= MAX_BYTES_OVER_WEIGHTS * manifest.target.weights_bytes
+    assert check_build(bundle, manifest, record, record.builder_version, "8.9") == []

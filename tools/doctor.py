@@ -1,0 +1,149 @@
+"""``specrt doctor``: versions, providers, GPUs, and what can be exported, built and run on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from specrt import __version__
+from specrt.engines.codec import to_json
+from specrt.engines.errors import BackendError
+from specrt.engines.gpu import Gpu, find_gpus
+from specrt.engines.trt_library import LIBRARIES, load_library
+
+# Distributions whose versions matter, and what brings them.
+_DISTRIBUTIONS = {
+    "numpy": "pip install specrt",
+    "tokenizers": "pip install specrt",
+    "onnxruntime": "pip install 'specrt[cpu]'",
+    "onnxruntime-gpu": "pip install 'specrt[gpu]'",
+    "torch": "pip install 'specrt[export]'",
+    "transformers": "pip install 'specrt[export]'",
+    "onnx": "pip install 'specrt[export]'",
+    "tensorrt-rtx": LIBRARIES["tensorrt-rtx"].install,
+    "tensorrt": LIBRARIES["tensorrt"].install,
+}
+_EXPORT_MODULES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "gguf")
+_CPU_PROVIDER = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Ability:
+    """One thing that specrt does: whether it can here, and if not, why and how to mend it."""
+
+    name: str
+    possible: bool
+    reason: str
+    mend: str | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The machine and its libraries; a version is None where a library is not installed."""
+
+    specrt: str
+    python: str
+    system: str
+    versions: dict[str, str | None]
+    install: dict[str, str]
+    providers: tuple[str, ...]
+    gpus: tuple[Gpu, ...]
+    abilities: tuple[Ability, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        result: dict[str, Any] = to_json(self)
+        return result
+
+
+def examine() -> Diagnosis:
+    """Look at this machine. Loads ONNX Runtime and TensorRT where they are installed, and runs nothing on them."""
+    versions = {name: _version(name) for name in _DISTRIBUTIONS}
+    providers, gpus = _providers(), find_gpus()
+    return Diagnosis(
+        __version__,
+        platform.python_version(),
+        f"{platform.system()} {platform.machine()}",
+        versions,
+        {name: command for name, command in _DISTRIBUTIONS.items() if versions[name] is None},
+        providers,
+        gpus,
+        tuple(_abilities(providers, gpus)),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _providers() -> tuple[str, ...]:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return ()
+    import onnxruntime
+
+    return tuple(onnxruntime.get_available_providers())
+
+
+def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
+    missing = [name for name in _EXPORT_MODULES if importlib.util.find_spec(name) is None]
+    mend = None if not missing else "pip install 'specrt[export]'"
+    yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", mend)
+    has_cpu = _CPU_PROVIDER in providers
+    reason = "" if has_cpu else "onnxruntime is not installed"
+    yield Ability("run with onnxruntime (CPU)", has_cpu, reason, None if has_cpu else "pip install 'specrt[cpu]'")
+    for backend in LIBRARIES:
+        yield _can_build(backend, gpus)
+    yield from _not_yet(gpus)
+
+
+def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
+    library = LIBRARIES[backend]
+    try:
+        load_library(backend)
+    except BackendError as error:
+        reason = str(error).removeprefix(f"backend {backend}: ").removesuffix(f"; {library.install}")
+        return Ability(f"build for {backend}", False, reason, library.install)
+    if not library.is_portable and not gpus:
+        return Ability(f"build for {backend}", False, "it builds on the GPU that runs it, and none is found", None)
+    return Ability(f"build for {backend}", True, "", None)
+
+
+def _not_yet(gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
+    gpu = (
+        "this specrt has no GPU backend yet"
+        if gpus
+        else "no NVIDIA GPU is found, and this specrt has no GPU backend yet"
+    )
+    for name in ("onnxruntime (CUDA)", *LIBRARIES):
+        yield Ability(f"run with {name}", False, gpu, None)
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """The diagnosis as lines on standard output, so that commands can be copied whole."""
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"specrt {diagnosis.specrt}, Python {diagnosis.python}, {diagnosis.system}")
+    for name, version in diagnosis.versions.items():
+        say(f"  {name}: {version or 'not installed; ' + diagnosis.install[name]}")
+    say(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
+    for gpu in diagnosis.gpus:
+        say(
+            f"GPU: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver_version}, "
+            f"{gpu.memory_bytes / 1e9:.0f} GB"
+        )
+    if not diagnosis.gpus:
+        say("GPU: none found (nvidia-smi lists none)")
+    for ability in diagnosis.abilities:
+        answer = "yes" if ability.possible else f"no: {ability.reason}"
+        say(f"{ability.name}: {answer}{'; ' + ability.mend if ability.mend else ''}")
