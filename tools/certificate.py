@@ -21,8 +21,8 @@ from specrt.engines.ort import available_cores
 from specrt.runtime.runtime import Runtime
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
-from specrt.tools.compare import shown_steps
 from specrt.tools.machine import describe_machine
+from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import choose_prompts, encode_prompts, prompts_from_file
 
 NUM_PROMPTS = 4

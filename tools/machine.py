@@ -51,7 +51,8 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor() or platform.machine()
-    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in VERSIONED if name in installed}
     busy_percent = psutil.cpu_percent(watch_seconds)
     return Machine(cpu, available_cores(), threads, busy_percent, os.environ.get(OMP_WAIT_POLICY), versions)
 
