@@ -8,7 +8,7 @@ accepts a few percent more. Rounds of any K follow from these chances without fu
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,7 +45,7 @@ class Tally:
     tokens: int = 0
     reached: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
-    by_drafted: Counter[int] = field(default_factory=Counter)
+    by_drafted: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         self.reached, self.accepted = [0.0] * self.k, [0.0] * self.k
@@ -77,7 +77,7 @@ class Tally:
             if weight == 0:
                 continue
             drafted = min(self.k, len(chances) - place - 1)
-            self.by_drafted[drafted] += weight  # type: ignore[assignment]
+            self.by_drafted[drafted] += weight
             for i in range(drafted):
                 took = weight * chances[place + i]
                 self.reached[i] += weight

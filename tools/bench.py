@@ -1,6 +1,6 @@
 """``specrt bench``: contenders side by side on the same prompt ids, limits and threads of one machine.
 
-Every contender answers every prompt, prompt by prompt, in an order that rotates. A time budget bounds tokens, prompts
+Every contender answers every prompt, prompt by prompt, in an order drawn anew. A time budget bounds tokens, prompts
 and repeats; what was measured in part is left out.
 """
 
@@ -64,7 +64,8 @@ def run_bench(
         )
     answers = work.answers(running, used)
     chosen = [kept[index] for index in used]
-    skipped += [f"{kept[i].name}: no time left" for i in range(len(kept)) if i not in used]
+    if len(used) < len(kept):
+        skipped.append(f"no time was left for {len(kept) - len(used)} of {len(kept)} prompts")
     journal.finish()
     return Bench(
         created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -22,7 +22,7 @@ def print_bench(bench: Bench) -> None:
     mode = "greedy" if not settings.temperature else f"temperature {settings.temperature:g}, one seed"
     console.print(
         f"{bench.bundle}, K = {settings.k}; {mode}, at most {settings.max_new_tokens} tokens for each of "
-        f"{len(bench.prompts)} prompts, medians of up to {bench.repeats}"
+        f"{len(bench.prompts)} prompts, {answers_text(bench)}"
     )
     _print_scores(console, bench.scores)
     _print_drafting(console, bench.scores)
@@ -30,6 +30,11 @@ def print_bench(bench: Bench) -> None:
     _print_passes(console, bench)
     for line in remarks(bench):
         console.print(f"- {line}", markup=False)
+
+
+def answers_text(bench: Bench) -> str:
+    """How often each prompt was answered."""
+    return "one answer each" if bench.repeats == 1 else f"medians of up to {bench.repeats} answers"
 
 
 def remarks(bench: Bench) -> list[str]:
@@ -47,9 +52,7 @@ def remarks(bench: Bench) -> list[str]:
         if row.completion_tokens < most:
             lines.append(f"{row.contender} returned {row.completion_tokens} tokens where others returned {most}")
     lines += [f"{name} is missing: {why}" for name, why in bench.failed.items()]
-    lines += [f"left out: {why}" for why in bench.skipped[:5]]
-    if len(bench.skipped) > 5:
-        lines.append(f"left out in all: {len(bench.skipped)} prompts")
+    lines += [f"left out: {why}" for why in bench.skipped]
     if bench.machine.is_busy:
         busy = bench.machine.busy_percent_before
         lines.append(f"other programs kept the CPU {busy:.0f} % busy before: do not trust these times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -86,8 +87,7 @@ class Work:
             if all(contender.name in self.failed for contender in contenders):
                 break
             began = time.monotonic()
-            first = (repeat + index) % len(contenders)
-            for contender in (*contenders[first:], *contenders[:first]):
+            for contender in order_of(contenders, repeat, index):
                 self._ask(lineup, contender, repeat, index)
             done.append((repeat, index))
             longest_s = max(longest_s, time.monotonic() - began)
@@ -143,6 +143,13 @@ class Work:
             entry.bytes_per_pass / bandwidth * 1e3,
             {k: rounds.break_even(k) for k in range(1, len(target_ms))},
         )
+
+
+def order_of(contenders: Sequence[Contender], repeat: int, index: int) -> list[Contender]:
+    """Drawn anew for each block, the same in every run: a rotation would give a category the same order each time."""
+    order = list(contenders)
+    random.Random(f"{repeat} {index}").shuffle(order)
+    return order
 
 
 def tokens_within(most: int, left_s: float | None, seconds_per_token: Sequence[float], num_prompts: int) -> int:

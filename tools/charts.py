@@ -75,6 +75,7 @@ def draw_rounds(axes: Any, bench: Bench) -> None:
         axes.barh([row.contender for row in rows], widths, left=left, label=phase, color=COLOURS[(2, 1, 0)[index]])
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.set_xlabel("ms a round")
     axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
 

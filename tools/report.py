@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from specrt.tools.bench_tables import ratio_text, remarks
+from specrt.tools.bench_tables import answers_text, ratio_text, remarks
 from specrt.tools.bench_types import Bench
 from specrt.tools.charts import CHARTS, chart_svg, drafting, save_png
 
@@ -48,6 +48,7 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
         .render(
             bench=bench,
             mode=f"temperature {temperature:g}, one seed" if temperature else "greedy",
+            answers=answers_text(bench),
             remarks=remarks(bench),
             headings=headings,
             scores=rows,

@@ -29,15 +29,20 @@ class Sample:
 def sample_of(
     answers: Mapping[str, Sequence[Sequence[Answer]]], prompts: Sequence[Prompt], codec: TextCodec
 ) -> Sample | None:
-    """The longest text of the last contender that drafted anything."""
+    """A text of the last contender that drafted anything: the one whose share of accepted tokens is in the middle."""
     for name in reversed(list(answers)):
         firsts = [repeats[0] for repeats in answers[name]]
         if any(drafted for answer in firsts for drafted, _ in answer.rounds):
-            index = max(range(len(firsts)), key=lambda i: len(firsts[i].token_ids))
+            order = sorted(range(len(firsts)), key=lambda i: _accepted_share(firsts[i]))
+            index = order[len(order) // 2]
             answer = firsts[index]
             pieces = _pieces(answer, codec)
             return Sample(name, prompts[index].name, pieces, tuple(int(drafted) for drafted, _ in answer.rounds))
     return None
+
+
+def _accepted_share(answer: Answer) -> float:
+    return sum(accepted for _, accepted in answer.rounds) / max(1, len(answer.token_ids))
 
 
 def origins(answer: Answer) -> list[str]:
