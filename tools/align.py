@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -175,7 +175,7 @@ def _shares(rates: dict[str, float]) -> dict[str, tuple[str, ...]]:
     return {name: (f"{rate:.0%}",) for name, rate in sorted(rates.items(), key=lambda item: -item[1])}
 
 
-def _table(console: Console, title: str, first: str, rows: dict[str, tuple[str, ...]], *headings: str) -> None:
+def _table(console: Console, title: str, first: str, rows: Mapping[str, tuple[str, ...]], *headings: str) -> None:
     table = Table(title=title, title_justify="left")
     table.add_column(first)
     for heading in headings or ("",):

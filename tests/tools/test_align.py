@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_a_model_that_drafts_for_itself_agrees(runtime: Runtime) -> None:
 def test_ngram_rounds_are_those_of_the_runtime(runtime: Runtime) -> None:
     prompt = runtime.codec.encode(PROMPTS[0].text)
     few = {5: 1e3, 6: 1e3}  # a text of two ids repeats itself
-    how = {"draft": "ngram", "num_speculative_tokens": 4, "ignore_eos": True, "logit_bias": few}
+    how: Any = {"draft": "ngram", "num_speculative_tokens": 4, "ignore_eos": True, "logit_bias": few}
     result = runtime.generate(prompt, max_new_tokens=60, **how)
     counted = Tally(4)
     counted.add_ngram(prompt, result.token_ids)
