@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import specrt
@@ -153,33 +154,25 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
         console.print(f"means at temperature {at:g}: TV(p, q) {found.tv:.3f}, KL(p || q) {found.kl:.3f} nats")
     positions = ", ".join(f"{chance:.2f}" for chance in found.acceptance_by_position)
     console.print(f"acceptance by position, those before it accepted: {positions or '-'}")
-    _table(console, "accepted / drafted by category", "category", _shares(found.acceptance_by_category))
-    rows = {str(k): (f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()}
+    shares = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
     _table(
-        console,
-        f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)",
-        "K",
-        rows,
-        "tokens a round",
-        "times plain",
+        console, "accepted / drafted by category", ["category", ""], [(name, f"{rate:.0%}") for name, rate in shares]
     )
+    rows = [(str(k), f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()]
+    title = f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)"
+    _table(console, title, ["K", "tokens a round", "times plain"], rows)
     if found.rejected:
-        words = {repr(row.draft): (repr(row.target), str(row.count)) for row in reversed(found.rejected)}
-        _table(console, "most frequently rejected", "draft's token", dict(reversed(words.items())), "target's", "times")
+        words = [(repr(row.draft), repr(row.target), str(row.count)) for row in found.rejected]
+        _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)
     console.print(f"[bold]{found.verdict}[/bold]")
     if json_file is not None:
         json_file.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
 
 
-def _shares(rates: dict[str, float]) -> dict[str, tuple[str, ...]]:
-    return {name: (f"{rate:.0%}",) for name, rate in sorted(rates.items(), key=lambda item: -item[1])}
-
-
-def _table(console: Console, title: str, first: str, rows: Mapping[str, tuple[str, ...]], *headings: str) -> None:
+def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for heading in headings or ("",):
-        table.add_column(heading, justify="right")
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    console.print(table, markup=False)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
