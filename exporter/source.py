@@ -83,6 +83,35 @@ class Source:
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:
     """Resolve ``name``. Raises ``SourceError`` that says what was looked for and how to mend it."""
     path = Path(name).expanduser()
+    location, options = _located(name, revision, trust_remote_code)
+    if path.is_dir() and "gguf_file" not in options and not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+        raise SourceError(f"{path}: no weights (*.safetensors, *.bin) in this folder; download the whole model")
+    with _reading(name):
+        config = AutoConfig.from_pretrained(location, **options)
+        tokenizer = AutoTokenizer.from_pretrained(location, **options)
+    if not getattr(tokenizer, "is_fast", False):
+        raise SourceError(
+            f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
+        )
+    return Source(name, config, tokenizer, location, options)
+
+
+def find_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The config of ``name`` alone: as ``find_source``, but no weights need to be there, and a .json file will do."""
+    path = Path(name).expanduser()
+    location = name
+    options: dict[str, Any] = {}
+    if path.suffix != ".json":
+        location, options = _located(name, revision, trust_remote_code)
+    elif not path.is_file():
+        raise SourceError(f"{path}: no such file; give a config.json, a folder with one, a hub id or a .gguf file")
+    with _reading(name):
+        return AutoConfig.from_pretrained(location, **options)
+
+
+def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
+    """(folder or hub id, options of ``from_pretrained``)."""
+    path = Path(name).expanduser()
     options: dict[str, Any] = {}
     if path.suffix == ".gguf" or path.exists():
         location, options = _local(path)
@@ -95,14 +124,7 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
         options = {"revision": revision} if revision else {}
     if trust_remote_code:
         options["trust_remote_code"] = True
-    with _reading(name):
-        config = AutoConfig.from_pretrained(location, **options)
-        tokenizer = AutoTokenizer.from_pretrained(location, **options)
-    if not getattr(tokenizer, "is_fast", False):
-        raise SourceError(
-            f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
-        )
-    return Source(name, config, tokenizer, location, options)
+    return location, options
 
 
 def _local(path: Path) -> tuple[str, dict[str, Any]]:
@@ -120,8 +142,6 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
         if len(gguf) == 1:
             return str(path), {"gguf_file": gguf[0].name}
         raise SourceError(f"{path}: no config.json in this folder; give a Hugging Face model folder or a .gguf file")
-    if not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
-        raise SourceError(f"{path}: no weights (*.safetensors, *.bin) in this folder; download the whole model")
     return str(path), {}
 
 

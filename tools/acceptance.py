@@ -28,7 +28,7 @@ from specrt.engines.spec import INPUT_IDS, NUM_ACCEPTED, ROW_INDICES
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
-from specrt.tools.compare import one_line, shown_steps
+from specrt.tools.progress import one_line, shown_steps
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
 

@@ -20,8 +20,8 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
-from specrt.tools.compare import shown_steps
 from specrt.tools.machine import describe_machine
+from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import encode_own_or_ours
 
 NUM_PROMPTS = 4

@@ -14,6 +14,7 @@ from specrt import __version__
 from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
 from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.tools.generation import MAX_THREADS, generation_options, options_from_command, print_settings
+from specrt.tools.measuring import COMMANDS
 
 
 class _Cli(click.Group):
@@ -269,6 +270,10 @@ def fetch(names: tuple[str, ...]) -> None:
         click.echo(run(name))
 
 
+for _command in COMMANDS:
+    main.add_command(_command)
+
+
 def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
     given = [value for value in (text, file, messages) if value is not None]
     if len(given) != 1:
@@ -295,7 +300,7 @@ def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
 def run() -> None:
     """The entry point. Generation starts over once, so that its weights lie on huge pages."""
     warnings.showwarning = _show_warning
-    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify", "tune"):
+    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify", "tune", "align"):
         restart_with_huge_pages()
     main()
 

@@ -1,11 +1,11 @@
-"""The contenders of a comparison: transformers and specrt, each library and dtype in a process of its own.
+"""The contenders of a bench: transformers and specrt, each in a process of its own where memory suffices for that.
 
-Thread pools and memory of torch and onnxruntime do not meet; one process serves all contenders with the same weights.
-Parent and worker speak one line of JSON at a time over the worker's standard input and output:
+Thread pools and memory of torch and onnxruntime never meet; short of memory, one process serves all contenders with the
+same weights. Parent and worker speak one line of JSON at a time over the worker's standard input and output:
 
     started   {"attention": "sdpa", ...}
-    request   {"prompt_ids": [...], "max_new_tokens": 64, "draft": "none", "k": 0, "ignore_eos": false}
-    answer    {"token_ids": [...], "seconds": 1.5, "first_token_seconds": 0.2, "num_first_tokens": 1, "stats": {}}
+    request   {"prompt_ids": [...], "max_new_tokens": 64, "draft": "none", "k": 0, "ignore_eos": false, ...}
+    answer    {"token_ids": [...], "seconds": 1.5, "arrivals": [[0.2, 1], ...], "peak_bytes": 0, "rounds": [], ...}
     failure   {"error": "one line", "exit_code": 1}
 
 A worker sleeps between requests and ends when its standard input does, so also when the parent dies.
@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from specrt.engines.manifest import Manifest
 from specrt.engines.spec import ITEM_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-PROCESS_BYTES = {"transformers": 600 << 20, "specrt": 140 << 20}
+PROCESS_BYTES = {"transformers": 600 << 20, "transformers-compiled": 900 << 20, "specrt": 140 << 20}
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Contender:
 _ROWS = (
     Contender("eager", "transformers", "fp32"),
     Contender("eager-bf16", "transformers", "bf16"),
+    Contender("eager-compiled", "transformers-compiled", "fp32"),
     Contender("assisted", "transformers", "fp32", "model"),
     Contender("assisted-bf16", "transformers", "bf16", "model"),
     Contender("lookup", "transformers", "fp32", "ngram"),
@@ -62,16 +63,37 @@ CONTENDERS = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True)
 class Answer:
-    """New ids and wall-clock times in s; the first ``num_first_tokens`` ids came after ``first_token_seconds``.
+    """New ids and wall-clock times in s. ``arrivals`` are (s since the request, ids that came then), as a reader sees.
 
-    ``stats`` holds ``rounds``, ``drafted``, ``accepted`` and ``own`` (specrt.runtime.result), or nothing.
+    ``rounds`` are (drafted, accepted) of each round, ``phase_ms`` sums over the rounds, of specrt alone.
+    ``peak_bytes`` is the largest resident memory of the process so far.
     """
 
     token_ids: tuple[int, ...]
     seconds: float
-    first_token_seconds: float
-    num_first_tokens: int = 1
-    stats: dict[str, int] = field(default_factory=dict)
+    arrivals: tuple[tuple[float, ...], ...] = ()
+    rounds: tuple[tuple[int, ...], ...] = ()
+    phase_ms: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+    @property
+    def first_token_seconds(self) -> float:
+        return self.arrivals[0][0] if self.arrivals else self.seconds
+
+    @property
+    def num_first_tokens(self) -> int:
+        """Ids that came with the first."""
+        return int(self.arrivals[0][1]) if self.arrivals else len(self.token_ids)
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Before each id but the first, the time since the one before it: 0 where they came together."""
+        gaps: list[float] = []
+        before = self.first_token_seconds
+        for at, count in self.arrivals:
+            gaps += [(at - before) * 1e3, *[0.0] * (int(count) - 1)]
+            before = at
+        return gaps[1:]
 
 
 def choose_contenders(names: str, manifest: Manifest) -> tuple[Contender, ...]:
@@ -84,6 +106,13 @@ def choose_contenders(names: str, manifest: Manifest) -> tuple[Contender, ...]:
             raise UsageError(f"contenders: {name} drafts with a model and this bundle has none; leave it out")
         chosen.append(CONTENDERS[name])
     return tuple(chosen)
+
+
+def own_or_shared(manifest: Manifest, contenders: Sequence[Contender], available_bytes: int) -> list[list[Contender]]:
+    """A process for each contender where they fit into ``available_bytes`` together, else one for those that share."""
+    alone = [[contender] for contender in contenders]
+    needed = sum(needed_bytes(manifest, group) for group in alone)
+    return alone if needed <= available_bytes else processes(contenders)
 
 
 def processes(contenders: Sequence[Contender]) -> list[list[Contender]]:
@@ -128,7 +157,7 @@ class Worker:
             self.close()
             raise
 
-    def ask(self, **request: Any) -> Answer:
+    def ask(self, **request: Any) -> dict[str, Any]:
         """The answer to one request. Raises ``SpecrtError`` with the worker's own line when it fails."""
         assert self._process.stdin is not None
         try:
@@ -136,7 +165,7 @@ class Worker:
             self._process.stdin.flush()
         except OSError as error:
             raise self._ended() from error
-        return from_json(Answer, self._receive())
+        return self._receive()
 
     def close(self) -> None:
         """End the process and wait for it."""
@@ -166,34 +195,65 @@ class Worker:
         status = self._process.wait()
         self._errors.seek(0)
         last = (self._errors.read().strip().splitlines() or ["it left no message"])[-1]
-        mend = "; signal 9 often means too little memory: compare fewer at a time" if status == -9 else ""
+        mend = "; signal 9 often means too little memory: ask for fewer contenders" if status == -9 else ""
         return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){mend}")
 
 
 class Lineup:
-    """Contenders with their processes loaded, one after the other so that the peaks of loading do not add up."""
+    """Contenders with their processes loaded, one after the other so that the peaks of loading do not add up.
 
-    def __init__(self, bundle: Path, contenders: Sequence[Contender], threads: int) -> None:
-        self._workers: dict[tuple[str, str], Worker] = {}
+    ``failed`` tells why a contender is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
+    """
+
+    def __init__(
+        self,
+        bundle: Path,
+        groups: Sequence[Sequence[Contender]],
+        threads: int,
+        sources: Mapping[str, str] | None = None,
+        required: Collection[str] | None = None,
+    ) -> None:
+        self._workers: dict[str, Worker] = {}
+        self.failed: dict[str, str] = {}
         with ExitStack() as stack:
-            for group in processes(contenders):
-                library, dtype = group[0].process
-                settings = {"library": library, "dtype": dtype, "bundle": str(bundle), "threads": threads}
-                settings["with_draft"] = any(contender.draft == "model" for contender in group)
-                command = [sys.executable, "-m", "specrt.tools.worker", json.dumps(settings)]
-                worker = stack.enter_context(Worker(f"{library} {dtype}", command))
-                self._workers[library, dtype] = worker
+            for group in groups:
+                try:
+                    worker = stack.enter_context(_start(bundle, group, threads, sources or {}))
+                except SpecrtError as error:
+                    if required is None or any(contender.name in required for contender in group):
+                        raise
+                    self.failed.update({contender.name: str(error) for contender in group})
+                    continue
+                self._workers.update({contender.name: worker for contender in group})
             self._stack = stack.pop_all()
 
     def ask(self, contender: Contender, prompt_ids: Sequence[int], k: int, **limits: Any) -> Answer:
-        """Generate once. ``limits`` are ``max_new_tokens`` and ``ignore_eos``."""
+        """Generate once. ``limits`` are ``max_new_tokens``, ``ignore_eos``, and ``temperature`` and ``seed``."""
         draft_k = 0 if contender.draft == "none" else k
-        return self._workers[contender.process].ask(
+        reply = self._workers[contender.name].ask(
             prompt_ids=list(prompt_ids), draft=contender.draft, k=draft_k, **limits
         )
+        return from_json(Answer, reply)
+
+    def time_passes(self, contender: Contender, past: int) -> dict[str, Any]:
+        """``target_ms`` of passes of 1, 2, ... K + 1 tokens and ``draft_ms`` of one, by one of specrt."""
+        return self._workers[contender.name].ask(time_passes=past)
 
     def __enter__(self) -> Lineup:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def _start(bundle: Path, group: Sequence[Contender], threads: int, sources: Mapping[str, str]) -> Worker:
+    library, dtype = group[0].process
+    settings = {
+        "library": library,
+        "dtype": dtype,
+        "bundle": str(bundle),
+        "threads": threads,
+        "with_draft": any(contender.draft == "model" for contender in group),
+        "sources": dict(sources),
+    }
+    return Worker(f"{library} {dtype}", [sys.executable, "-m", "specrt.tools.worker", json.dumps(settings)])

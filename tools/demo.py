@@ -18,10 +18,13 @@ import specrt
 from specrt.engines.errors import BundleError, ResourceError
 from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.tools.compare import Settings, compare, one_line, print_comparison, shown_steps
+from specrt.tools.bench import run_bench
+from specrt.tools.bench_tables import print_bench
+from specrt.tools.bench_types import Settings
 from specrt.tools.contenders import choose_contenders, needed_bytes, processes
 from specrt.tools.fetch import fetch
 from specrt.tools.machine import OMP_WAIT_POLICY, describe_machine, notes
+from specrt.tools.progress import one_line, shown_steps
 from specrt.tools.prompts import choose_prompts
 from specrt.tools.scores import Score
 
@@ -37,7 +40,7 @@ class Plan:
     target: str
     draft: str
     k: int
-    contenders: str
+    baseline: str
     repeats: int
     disk_bytes: int
     memory_bytes: int
@@ -48,12 +51,17 @@ class Plan:
         return self.draft != "ngram"
 
     @property
+    def names(self) -> str:
+        """The contenders."""
+        return f"{self.baseline},{'model' if self.has_draft_model else 'ngram'}"
+
+    @property
     def bundle(self) -> Path:
         return Path("bundles") / "-".join([self.target, *([self.draft] if self.has_draft_model else [])])
 
 
-SMALL = Plan("smollm2-135m", "ngram", 5, "eager,plain,ngram", 3, 1_000_000_000, 3_000_000_000, 4)
-PAIR = Plan("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", 4, "eager,assisted,plain,model", 1, 10**10, 11_500_000_000, 15)
+SMALL = Plan("smollm2-135m", "ngram", 5, "eager,plain", 3, 1_000_000_000, 3_000_000_000, 4)
+PAIR = Plan("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", 4, "eager,assisted,plain", 1, 10**10, 11_500_000_000, 15)
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -63,7 +71,7 @@ def run(plan: Plan) -> None:
     paths = [_fetch(name) for name in (plan.target, *([plan.draft] if plan.has_draft_model else []))]
     manifest = _existing(plan) or _export(plan, paths)
     _generate(plan)
-    _tell_result(_compare(plan, manifest))
+    _tell_result(_bench(plan, manifest))
     _tell_commands(plan, paths)
 
 
@@ -145,14 +153,15 @@ def _generate(plan: Plan) -> None:
                 console.print(f"{speed:.1f} tokens/s after the first token, {rounds:.2f} tokens per round")
 
 
-def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
-    options = f"--contenders {plan.contenders} --k {plan.k} --prompts {CATEGORIES} --repeats {plan.repeats}".split()
-    _announce("python", "-m", "specrt.tools.compare", str(plan.bundle), *options)
+def _bench(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
+    options = f"--baseline {plan.baseline} -k {plan.k} --categories {CATEGORIES}".split()
+    _announce("specrt", "bench", str(plan.bundle), *options)
+    console.print(f"(here: one prompt of each category, {plan.repeats} times)")
     import psutil
 
     from specrt.engines.cpu import available_cores
 
-    contenders = choose_contenders(plan.contenders, manifest)
+    contenders = choose_contenders(plan.names, manifest)
     needed = [needed_bytes(manifest, group) for group in processes(contenders)]
     one_at_a_time = sum(needed) > psutil.virtual_memory().available
     machine = describe_machine(available_cores())
@@ -164,9 +173,9 @@ def _compare(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
     settings = Settings(plan.k, machine.threads, MAX_NEW_TOKENS, plan.repeats, one_at_a_time=one_at_a_time)
     prompts = choose_prompts(CATEGORIES)
     with shown_steps(len(contenders) * (1 + len(prompts) * plan.repeats) + 1) as advance:
-        comparison = compare(plan.bundle, contenders, prompts, settings, machine, advance)
-    print_comparison(comparison)
-    return comparison.scores
+        bench = run_bench(plan.bundle, contenders, prompts, settings, machine, advance)
+    print_bench(bench)
+    return bench.scores
 
 
 def _tell_result(scores: Sequence[Score]) -> None:

@@ -25,8 +25,8 @@ from specrt.runtime.cached import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
-from specrt.tools.compare import one_line
 from specrt.tools.machine import describe_machine
+from specrt.tools.progress import one_line
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
 

@@ -14,8 +14,8 @@ from rich.table import Table
 import specrt
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.tools.compare import Advance, one_line, shown_steps
 from specrt.tools.contenders import CONTENDERS, Lineup
+from specrt.tools.progress import Advance, one_line, shown_steps
 from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts
 from specrt.tools.scores import Difference, first_difference
 
@@ -57,7 +57,7 @@ def eager_ids(bundle: Path, ids: Sequence[Sequence[int]], ways: Ways, advance: A
     """What transformers' ``generate`` makes of each prompt in fp32, from a process that is gone afterwards."""
     advance("eager: loading")
     contender, answers = CONTENDERS["eager"], []
-    with Lineup(bundle, [contender], ways.threads) as lineup:
+    with Lineup(bundle, [[contender]], ways.threads) as lineup:
         for index, prompt_ids in enumerate(ids):
             advance(f"eager: prompt {index + 1} of {len(ids)}")
             answer = lineup.ask(contender, prompt_ids, 0, max_new_tokens=ways.max_new_tokens, ignore_eos=False)

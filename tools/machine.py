@@ -45,7 +45,8 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
 
     from specrt.engines.cpu import available_cores
 
-    versions = {name: importlib.metadata.version(name) for name in VERSIONED}
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in VERSIONED if name in installed}
     busy_percent = psutil.cpu_percent(watch_seconds)
     return Machine(cpu_name(), available_cores(), threads, busy_percent, os.environ.get(OMP_WAIT_POLICY), versions)
 

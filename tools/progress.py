@@ -1,4 +1,4 @@
-"""The exporter's progress on a terminal, by rich; plain lines where there is no terminal."""
+"""Progress on a terminal, by rich, and errors as one line, for commands outside the ``specrt`` group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+
+from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError
+
+Advance = Callable[[str], None]
 
 
 def quiet_libraries() -> None:
@@ -60,3 +65,26 @@ def shown_progress() -> Iterator[_Shown]:
         shown = _Shown(bars)
         yield shown
         shown.finish()
+
+
+@contextmanager
+def shown_steps(total: int) -> Iterator[Advance]:
+    """One bar on standard error that counts to ``total``; only a terminal shows it."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("starting", total=total)
+        yield lambda step: bars.update(task, advance=1, description=step)
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Errors as one line and an exit code (docs/exit-codes.md)."""
+    try:
+        yield
+    except (SpecrtError, OSError) as error:
+        click.echo(f"specrt: error: {error}", err=True)
+        raise SystemExit(getattr(error, "exit_code", 1)) from error
+    except KeyboardInterrupt:
+        click.echo("specrt: interrupted", err=True)
+        raise SystemExit(INTERRUPTED_EXIT_CODE) from None

@@ -1,38 +1,81 @@
-"""The prompts that comparisons run on: our own, twelve kinds of task, in ``prompts.json`` beside this file."""
+"""The prompts that measurements run on: our own, in ``prompts.jsonl`` beside this file, or the user's.
+
+A file of JSON lines: ``{"category": "math", "prompt": "..."}``, or ``"messages"`` in place of ``"prompt"``, a list of
+``{"role", "content"}`` that ends with the user's turn.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from specrt.engines.codec import from_json
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
 from specrt.runtime.text import TextCodec
 
 CODE_PREFIX = "code-"
+NUM_SHORT_LIST = 12  # the first rows of prompts.jsonl, each of another kind: what demo, identity and verify run on
+PER_CATEGORY = 8
+BUCKETS = {"short": 0, "medium": 100, "long": 300}  # the least tokens of each, template included
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A task for an instruct model. ``category`` is unique; those of code start with ``code-``."""
+    """A task for an instruct model; ``earlier``: (role, content) turns before it. ``number`` counts in a category."""
 
     category: str
     text: str
+    earlier: tuple[tuple[str, str], ...] = ()
+    number: int = 1
+
+    @property
+    def name(self) -> str:
+        """Unique in a set."""
+        return self.category if self.number == 1 else f"{self.category} {self.number}"
 
     @property
     def is_code(self) -> bool:
         return self.category.startswith(CODE_PREFIX)
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """As chat templates take them."""
+        turns = (*self.earlier, ("user", self.text))
+        return [{"role": role, "content": content} for role, content in turns]
+
+
+def bucket_of(num_tokens: int) -> str:
+    """``short``, ``medium`` or ``long``."""
+    return [name for name, least in BUCKETS.items() if num_tokens >= least][-1]
+
 
 def load_prompts() -> tuple[Prompt, ...]:
-    """All of them, ordered so that the first few differ in kind."""
-    text = resources.files("specrt.tools").joinpath("prompts.json").read_text(encoding="utf-8")
-    return tuple(from_json(Prompt, item) for item in json.loads(text))
+    """The twelve of the short list, ordered so that the first few differ in kind."""
+    return _shipped()[:NUM_SHORT_LIST]
+
+
+def bench_prompts(per_category: int = PER_CATEGORY, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
+    """The first ``per_category`` of each of twelve categories, or of those named; by rounds over the categories.
+
+    Raises ``UsageError`` for an unknown category.
+    """
+    counts = Counter(prompt.category for prompt in _shipped())
+    known = [category for category, count in counts.items() if count == PER_CATEGORY]
+    if unknown := [name for name in categories if name not in known]:
+        raise UsageError(f"categories: got {unknown[0]!r}, expected some of {', '.join(known)}")
+    wanted = set(categories or known)
+    return tuple(p for p in _shipped() if p.category in wanted and p.number <= per_category)
+
+
+def _shipped() -> tuple[Prompt, ...]:
+    text = resources.files("specrt.tools").joinpath("prompts.jsonl").read_text(encoding="utf-8")
+    return _numbered([_prompt(json.loads(line), "") for line in text.splitlines()])
 
 
 def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
@@ -54,7 +97,7 @@ def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
 
 
 def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
-    """Prompts of the user's own: JSON lines of {prompt, category?} in a ``.jsonl`` file, else one prompt a line.
+    """Prompts of the user's own: JSON lines in a ``.jsonl`` file (see above), else one prompt a line.
 
     Raises ``UsageError`` for a file that cannot be read as such, or holds none.
     """
@@ -69,15 +112,32 @@ def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-            prompts.append(Prompt(str(row.get("category", f"line {number}")), row["prompt"]))
-            if not isinstance(row["prompt"], str):
-                raise TypeError
+            prompts.append(_prompt(json.loads(line), f"line {number}"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f'{path}: line {number} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}}'
+                f'{path}: line {number} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}}, '
+                'or with "messages" of {"role", "content"} that end with the user'
             ) from error
-    return tuple(prompts)
+    return _numbered(prompts)
+
+
+def _prompt(row: dict[str, Any], category: str) -> Prompt:
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for a row that is none."""
+    messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+    turns = [(message["role"], message["content"]) for message in messages]
+    if not all(isinstance(text, str) for turn in turns for text in turn) or (turns[-1:] and turns[-1][0] != "user"):
+        raise TypeError
+    *earlier, (_, text) = turns
+    return Prompt(str(row.get("category", category)), text, tuple(earlier))
+
+
+def _numbered(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    counts: Counter[str] = Counter()
+    numbered = []
+    for prompt in prompts:
+        counts[prompt.category] += 1
+        numbered.append(replace(prompt, number=counts[prompt.category]))
+    return tuple(numbered)
 
 
 def encode_own_or_ours(
@@ -113,10 +173,11 @@ def encode_prompts(
     has_template = manifest.tokenizer.chat_template is not None
     encoded = []
     for prompt in prompts:
-        ids = codec.encode([{"role": "user", "content": prompt.text}] if has_template else prompt.text)
+        plain = "\n\n".join(message["content"] for message in prompt.messages)
+        ids = codec.encode(prompt.messages if has_template else plain)
         if len(ids) + max_new_tokens > spec.max_seq_len:
             raise UsageError(
-                f"prompt {prompt.category}: its {len(ids)} tokens and {max_new_tokens} new ones do not fit into the "
+                f"prompt {prompt.name}: its {len(ids)} tokens and {max_new_tokens} new ones do not fit into the "
                 f"bundle's context of {spec.max_seq_len}; ask for fewer, or for other prompts"
             )
         encoded.append(ids)

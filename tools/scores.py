@@ -1,4 +1,4 @@
-"""From answers to figures: medians, tokens per second, ratios, and whether everybody said the same."""
+"""From answers to figures: medians, tokens per second, ratios with intervals, and whether everybody said the same."""
 
 from __future__ import annotations
 
@@ -6,36 +6,46 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
-from specrt.tools.contenders import Answer
+from specrt.tools.contenders import CONTENDERS, Answer
+from specrt.tools.prompts import Prompt, bucket_of
 
 REFERENCES = ("eager", "plain")
 Answers = Mapping[str, Sequence[Sequence[Answer]]]
+NUM_RESAMPLES = 2000
+LEAST_PROMPTS = 4  # for an interval
+SAME = 1.02  # ratios between 1 / SAME and SAME are a draw
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a contender's ids first leave those of the first contender; None: it had ended."""
+    """Where a contender's ids first leave those expected, by the prompt's name; None: it had ended."""
 
-    category: str
+    prompt: str
     position: int
     expected: int | None
     got: int | None
 
     def __str__(self) -> str:
-        return f"{self.category}, position {self.position}: expected {_shown(self.expected)}, got {_shown(self.got)}"
+        return f"{self.prompt}, position {self.position}: expected {_shown(self.expected)}, got {_shown(self.got)}"
 
 
 @dataclass(frozen=True)
 class Score:
     """A contender over all prompts. Seconds are medians over the repeats, summed over the prompts.
 
-    ``tokens_per_s`` is completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves the first
-    tokens and the time up to them out. ``ratio_to`` divides ``tokens_per_s`` by that of ``eager`` and of ``plain``:
-    with equal ids, that is how often their seconds hold ours; with fewer tokens, it earns nothing by ending early.
-    ``mean_acceptance_length`` is tokens per round, the target's own included.
+    * ``tokens_per_s``: completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves the first
+      tokens and the time up to them out.
+    * ``ratio_to``: ``tokens_per_s`` over that of ``eager`` and of ``plain``, with a 95 % interval by paired bootstrap
+      over the prompts (None for fewer than four). With fewer tokens than others, ending early earns nothing.
+    * ``first_token_ms``: median over the prompts; ``gap_ms``: p50 and p95 of the time between two tokens as they
+      arrive, 0 for those that arrive together.
+    * ``acceptance_by_position``: of the rounds that judged drafted token i, the share that accepted it;
+      ``mean_acceptance_length``: tokens per round, the target's own included.
+    * ``round_ms``: a round's time by phase. ``peak_bytes``: resident memory of the contender's process at its largest.
+    * ``differences``: where ids leave those of the first contender, above temperature 0 those of the first of specrt
+      (transformers draws in another way, so its ids are not compared there).
     """
 
     contender: str
@@ -44,61 +54,165 @@ class Score:
     tokens_per_s: float
     decode_tokens_per_s: float | None
     ratio_to: dict[str, float]
+    interval_of: dict[str, tuple[float, float] | None]
     tokens_per_s_by_category: dict[str, float]
     ratio_by_category: dict[str, dict[str, float]]
+    interval_by_category: dict[str, dict[str, tuple[float, float] | None]]
+    ratio_by_bucket: dict[str, dict[str, float]]
+    first_token_ms: float
+    gap_ms: dict[str, float]
     draft_acceptance_rate: float | None
+    acceptance_by_position: tuple[float, ...]
+    acceptance_by_category: dict[str, float]
     mean_acceptance_length: float | None
+    round_ms: dict[str, float]
+    peak_bytes: int
     equal_prompts: int
     num_prompts: int
     differences: tuple[Difference, ...]
 
+    @property
+    def losing_categories(self) -> dict[str, float]:
+        """Categories in which it is slower than plain decoding, with the ratio."""
+        return {name: ratio for name, ratio in self.ratio_by_category.get("plain", {}).items() if ratio < 1 / SAME}
 
-def first_difference(category: str, expected: Sequence[int], got: Sequence[int]) -> Difference | None:
+
+def first_difference(prompt: str, expected: Sequence[int], got: Sequence[int]) -> Difference | None:
     """The first position at which two sequences of ids differ, their ends included."""
     for position in range(max(len(expected), len(got))):
         ours = expected[position] if position < len(expected) else None
         theirs = got[position] if position < len(got) else None
         if ours != theirs:
-            return Difference(category, position, ours, theirs)
+            return Difference(prompt, position, ours, theirs)
     return None
 
 
-def score(answers: Answers, categories: Sequence[str]) -> tuple[Score, ...]:
-    """A score for each contender. ``answers[name][prompt]`` has one answer a repeat; the first name's ids count."""
-    return tuple(_score(name, answers, categories) for name in answers)
+def score(
+    answers: Answers, prompts: Sequence[Prompt], lengths: Sequence[int], temperature: float = 0.0
+) -> tuple[Score, ...]:
+    """A score for each contender. ``answers[name][prompt]`` has one answer a repeat; ``lengths`` are the prompts'."""
+    return tuple(_score(name, answers, prompts, lengths, temperature) for name in answers)
 
 
-def _score(name: str, answers: Answers, categories: Sequence[str]) -> Score:
-    expected = [repeats[0].token_ids for repeats in next(iter(answers.values()))]
-    differences = [
-        next((d for answer in repeats if (d := first_difference(category, ids, answer.token_ids))), None)
-        for category, ids, repeats in zip(categories, expected, answers[name], strict=True)
-    ]
+def _score(name: str, answers: Answers, prompts: Sequence[Prompt], lengths: Sequence[int], temperature: float) -> Score:
+    ours = answers[name]
+    differences = _differences(name, answers, prompts, temperature)
     references = {other: answers[other] for other in REFERENCES if other in answers}
-    total = _tokens_per_s(answers[name])
-    by_category = {category: _tokens_per_s([answers[name][i]]) for i, category in enumerate(categories)}
-    firsts = [answer for repeats in answers[name] for answer in repeats]
-    totals = {
-        key: sum(answer.stats.get(key, 0) for answer in firsts) for key in ("rounds", "drafted", "accepted", "own")
-    }
+    categories = _indices([prompt.category for prompt in prompts])
+    buckets = _indices([bucket_of(length) for length in lengths])
+    firsts = [answer for repeats in ours for answer in repeats]
+    gaps = [gap for answer in firsts for gap in answer.gaps_ms]
+    rounds = [pair for answer in firsts for pair in answer.rounds]
+    drafted, accepted = sum(d for d, _ in rounds), sum(a for _, a in rounds)
     return Score(
         contender=name,
-        completion_tokens=_num_tokens(answers[name]),
-        seconds=_seconds(answers[name]),
-        tokens_per_s=total,
-        decode_tokens_per_s=_decode_tokens_per_s(answers[name]),
-        ratio_to={other: _ratio(total, _tokens_per_s(theirs)) for other, theirs in references.items()},
-        tokens_per_s_by_category=by_category,
-        ratio_by_category={
-            other: {c: _ratio(by_category[c], _tokens_per_s([theirs[i]])) for i, c in enumerate(categories)}
+        completion_tokens=_num_tokens(ours),
+        seconds=_seconds(ours),
+        tokens_per_s=_tokens_per_s(ours),
+        decode_tokens_per_s=_decode_tokens_per_s(ours),
+        ratio_to={other: _ratio_of(ours, theirs) for other, theirs in references.items()},
+        interval_of={other: interval(ours, theirs) for other, theirs in references.items()},
+        tokens_per_s_by_category={c: _tokens_per_s(_pick(ours, i)) for c, i in categories.items()},
+        ratio_by_category=_ratios(ours, references, categories),
+        interval_by_category={
+            other: {c: interval(_pick(ours, i), _pick(theirs, i)) for c, i in categories.items()}
             for other, theirs in references.items()
         },
-        draft_acceptance_rate=totals["accepted"] / totals["drafted"] if totals["drafted"] else None,
-        mean_acceptance_length=(totals["accepted"] + totals["own"]) / totals["rounds"] if totals["rounds"] else None,
+        ratio_by_bucket=_ratios(ours, references, buckets),
+        first_token_ms=median(_median_first(repeats) for repeats in ours) * 1e3,
+        gap_ms={f"p{q}": float(np.percentile(gaps, q)) for q in (50, 95)} if gaps else {},
+        draft_acceptance_rate=accepted / drafted if drafted else None,
+        acceptance_by_position=by_position(rounds),
+        acceptance_by_category=_acceptances(ours, categories),
+        mean_acceptance_length=sum(max(0, len(a.token_ids) - 1) for a in firsts) / len(rounds) if rounds else None,
+        round_ms=_round_ms(firsts, len(rounds)),
+        peak_bytes=max((answer.peak_bytes for answer in firsts), default=0),
         equal_prompts=differences.count(None),
-        num_prompts=len(categories),
+        num_prompts=len(prompts),
         differences=tuple(d for d in differences if d is not None),
     )
+
+
+def _differences(name: str, answers: Answers, prompts: Sequence[Prompt], temperature: float) -> list[Difference | None]:
+    """One a prompt; every repeat is looked at."""
+    names = [other for other in answers if not temperature or _is_ours(other)]
+    if name not in names:
+        return [None] * len(prompts)
+    expected = [repeats[0].token_ids for repeats in answers[names[0]]]
+    return [
+        next((d for answer in repeats if (d := first_difference(prompt.name, ids, answer.token_ids))), None)
+        for prompt, ids, repeats in zip(prompts, expected, answers[name], strict=True)
+    ]
+
+
+def _is_ours(name: str) -> bool:
+    return name in CONTENDERS and CONTENDERS[name].library == "specrt"
+
+
+def by_position(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Share of the rounds that judged drafted token i which accepted it; ends where no round came to it."""
+    shares: list[float] = []
+    for i in range(int(max((drafted for drafted, _ in rounds), default=0))):
+        judged = [accepted for drafted, accepted in rounds if drafted > i and accepted >= i]
+        if not judged:
+            break
+        shares.append(sum(accepted > i for accepted in judged) / len(judged))
+    return tuple(shares)
+
+
+def interval(ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]]) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio of tokens per second: prompts are drawn again, the pair of each together."""
+    if len(ours) < LEAST_PROMPTS:
+        return None
+    figures = np.array(
+        [(_num_tokens([a]), _seconds([a]), _num_tokens([b]), _seconds([b])) for a, b in zip(ours, theirs, strict=True)]
+    )  # [prompts, 4]
+    draws = np.random.default_rng(0).integers(len(figures), size=(NUM_RESAMPLES, len(figures)))
+    tokens, seconds, other_tokens, other_seconds = figures[draws].sum(axis=1).T  # [resamples] each
+    usable = (seconds > 0) & (other_tokens > 0) & (other_seconds > 0)
+    if not usable.any():
+        return None
+    ratios = (tokens / np.where(usable, seconds, 1)) / (
+        np.where(usable, other_tokens, 1) / np.where(usable, other_seconds, 1)
+    )
+    low, high = np.percentile(ratios[usable], [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _indices(keys: Sequence[str]) -> dict[str, list[int]]:
+    return {key: [i for i, other in enumerate(keys) if other == key] for key in dict.fromkeys(keys)}
+
+
+def _pick(prompts: Sequence[Sequence[Answer]], indices: Sequence[int]) -> list[Sequence[Answer]]:
+    return [prompts[i] for i in indices]
+
+
+def _ratios(
+    ours: Sequence[Sequence[Answer]], references: Answers, groups: Mapping[str, Sequence[int]]
+) -> dict[str, dict[str, float]]:
+    return {
+        other: {name: _ratio_of(_pick(ours, i), _pick(theirs, i)) for name, i in groups.items()}
+        for other, theirs in references.items()
+    }
+
+
+def _acceptances(ours: Sequence[Sequence[Answer]], groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    rates = {}
+    for name, indices in groups.items():
+        rounds = [pair for repeats in _pick(ours, indices) for answer in repeats for pair in answer.rounds]
+        if drafted := sum(d for d, _ in rounds):
+            rates[name] = sum(a for _, a in rounds) / drafted
+    return rates
+
+
+def _round_ms(answers: Sequence[Answer], num_rounds: int) -> dict[str, float]:
+    phases = ("draft", "verify", "host")
+    totals = {phase: sum(answer.phase_ms.get(phase, 0.0) for answer in answers) for phase in phases}
+    return {phase: total / num_rounds for phase, total in totals.items()} if num_rounds else {}
+
+
+def _median_first(repeats: Sequence[Answer]) -> float:
+    return median(answer.first_token_seconds for answer in repeats)
 
 
 def _num_tokens(prompts: Sequence[Sequence[Answer]]) -> int:
@@ -120,48 +234,13 @@ def _decode_tokens_per_s(prompts: Sequence[Sequence[Answer]]) -> float | None:
     return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
+def _ratio_of(ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]]) -> float:
+    return _ratio(_tokens_per_s(ours), _tokens_per_s(theirs))
+
+
 def _ratio(value: float, reference: float) -> float:
     return value / reference if reference > 0 else 0.0
 
 
 def _shown(token: int | None) -> str:
     return "the end" if token is None else f"id {token}"
-
-
-def print_scores(console: Console, scores: Sequence[Score]) -> None:
-    """The scores as two tables, and where ids differ, one line for each prompt."""
-    references = list(scores[0].ratio_to)
-    table = Table(title="tokens/s: completion tokens over all seconds, prompt included", title_justify="left")
-    table.add_column("contender")
-    headings = ["tokens/s", "after the first", *(f"x {name}" for name in references), "tokens per round", "same ids"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in scores:
-        ratios = [f"{row.ratio_to[name]:.2f}" for name in references]
-        decode, length = _figure(row.decode_tokens_per_s, 1), _figure(row.mean_acceptance_length, 2)
-        same = f"{row.equal_prompts} of {row.num_prompts}"
-        table.add_row(row.contender, f"{row.tokens_per_s:.1f}", decode, *ratios, length, same)
-    console.print(table)
-    _print_categories(console, scores, references[-1:])
-    for row in scores:
-        for difference in row.differences:
-            console.print(f"{row.contender} differs from {scores[0].contender} in {difference}", highlight=False)
-
-
-def _print_categories(console: Console, scores: Sequence[Score], references: Sequence[str]) -> None:
-    against = f", and times the {references[0]} contender's" if references else ""
-    table = Table(title=f"tokens/s by prompt{against}", title_justify="left")
-    table.add_column("prompt")
-    for row in scores:
-        table.add_column(row.contender, justify="right")
-    for category in scores[0].tokens_per_s_by_category:
-        cells = [f"{row.tokens_per_s_by_category[category]:.1f}" for row in scores]
-        for name in references:
-            ratios = [row.ratio_by_category[name][category] for row in scores]
-            cells = [f"{cell} ({ratio:.2f})" for cell, ratio in zip(cells, ratios, strict=True)]
-        table.add_row(category, *cells)
-    console.print(table)
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -26,7 +26,7 @@ from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
-from specrt.tools.compare import one_line
+from specrt.tools.progress import one_line
 
 BANDWIDTH_BYTES = 1 << 30
 

@@ -29,7 +29,7 @@ from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.tuning import Tuning, fingerprint, tuning_path, write_tuning
-from specrt.tools.compare import shown_steps
+from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import encode_own_or_ours
 
 PAST = 128  # cached tokens before a measured pass

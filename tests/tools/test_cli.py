@@ -17,18 +17,19 @@ from click.testing import CliRunner, Result
 
 import specrt
 from specrt.runtime.predictor import Target
-from specrt.tools import acceptance, compare, demo, head_share, identity, overhead, steps
+from specrt.tools import acceptance, calibrate, demo, head_share, identity, overhead, readme_table, steps
 from specrt.tools.cli import main
 
-COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch"]
+COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch", "bench", "align", "plan"]
 TOOLS = {
-    "compare": compare.main,
     "identity": identity.main,
     "demo": demo.main,
     "acceptance": acceptance.main,
     "head_share": head_share.main,
     "overhead": overhead.main,
     "steps": steps.main,
+    "calibrate": calibrate.main,
+    "readme_table": readme_table.main,
 }
 PROMPT = "The quick brown fox"
 
@@ -82,7 +83,7 @@ def test_a_missing_bundle_exits_with_6(command: list[str], tmp_path: Path) -> No
     assert "no such bundle folder; make one with 'specrt export" in one_error_line(result)
 
 
-@pytest.mark.parametrize("name", ["compare", "identity", "acceptance"])
+@pytest.mark.parametrize("name", ["calibrate", "identity", "acceptance"])
 def test_a_missing_bundle_exits_with_6_in_tools_too(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(TOOLS[name], [str(tmp_path / "none")])
     assert result.exit_code == 6
@@ -410,22 +411,3 @@ def test_identity_refuses_what_the_bundle_does_not_have(tiny_bundle: Path, optio
     result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
     assert result.exit_code == 2
     assert "this bundle" in one_error_line(result)
-
-
-def test_compare_prints_a_table_and_writes_json(tiny_bundle: Path, tmp_path: Path) -> None:
-    file = tmp_path / "compare.json"
-    options = ["--contenders", "plain,ngram", "--prompts", "2", "--max-new-tokens", "8", "--repeats", "1"]
-    result = CliRunner().invoke(compare.main, [str(tiny_bundle), *options, "--json", str(file)])
-    assert result.exit_code == 0, result.output
-    assert "same ids" in result.stdout
-    assert result.stderr.startswith("needs about 0.")
-    data = json.loads(file.read_text())
-    assert list(data) == ["machine", "bundle", "settings", "prompts", "scores"]
-    assert [row["equal_prompts"] for row in data["scores"]] == [2, 2]
-
-
-def test_compare_that_cannot_write_ends_in_one_line(tiny_bundle: Path, tmp_path: Path) -> None:
-    options = ["--contenders", "plain", "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1"]
-    result = CliRunner().invoke(compare.main, [str(tiny_bundle), *options, "--json", str(tmp_path / "no" / "file")])
-    assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith("specrt: error: [Errno 2]")

@@ -8,7 +8,20 @@ import pytest
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts, load_prompts, prompts_from_file
+from specrt.tools.prompts import (
+    BUCKETS,
+    Prompt,
+    bench_prompts,
+    bucket_of,
+    choose_prompts,
+    encode_prompts,
+    load_prompts,
+    prompts_from_file,
+)
+
+CATEGORIES = (
+    "chat code-completion code-edit math extraction summary grounded-qa translation rewriting creative factual lists"
+)
 
 
 def test_there_are_twelve_kinds() -> None:
@@ -33,6 +46,43 @@ def test_texts_are_clean() -> None:
     for prompt in load_prompts():
         assert prompt.text == prompt.text.strip()
         assert prompt.text.isascii()
+
+
+def test_the_bench_has_eight_prompts_of_each_of_twelve_categories() -> None:
+    prompts = bench_prompts()
+    assert sorted({prompt.category for prompt in prompts}) == sorted(CATEGORIES.split())
+    assert {prompt.name for prompt in prompts if prompt.category == "math"} == {
+        "math",
+        *(f"math {i}" for i in range(2, 9)),
+    }
+    assert (len(prompts), len({prompt.name for prompt in prompts}), len({prompt.text for prompt in prompts})) == (
+        96,
+    ) * 3
+
+
+def test_the_bench_begins_with_the_short_list() -> None:
+    first = {prompt.category: prompt.text for prompt in bench_prompts(1)}
+    short = {prompt.category: prompt.text for prompt in load_prompts() if prompt.category != "code-tests"}
+    assert {**first, **short} == first
+    assert len(first) == len(short) + 1
+
+
+def test_the_bench_goes_round_the_categories_and_takes_those_named() -> None:
+    assert [p.name for p in bench_prompts(2, ["math", "lists"])] == ["math", "lists", "math 2", "lists 2"]
+    with pytest.raises(UsageError, match=r"^categories: got 'poetry', expected some of chat"):
+        bench_prompts(1, ["poetry"])
+
+
+def test_chats_have_two_turns_and_there_are_long_texts() -> None:
+    prompts = bench_prompts()
+    chats = [prompt for prompt in prompts if prompt.category == "chat"][1:]
+    assert all([role for role, _ in prompt.earlier] == ["user", "assistant"] for prompt in chats)
+    assert sum(300 <= len(prompt.text.split()) <= 800 for prompt in prompts) >= 8
+
+
+def test_buckets_are_by_tokens() -> None:
+    assert [bucket_of(least) for least in BUCKETS.values()] == list(BUCKETS)
+    assert (bucket_of(99), bucket_of(299), bucket_of(5000)) == ("short", "medium", "long")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +140,17 @@ def test_prompts_of_a_json_lines_file_may_have_categories(tmp_path: Path) -> Non
     assert prompts_from_file(file) == (Prompt("greeting", "Hello"), Prompt("line 2", "Bye\nbye"))
 
 
+def test_prompts_of_a_file_may_have_turns_and_are_numbered_in_their_category(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    turns = '[{"role": "system", "content": "S"}, {"role": "user", "content": "Hi"}]'
+    file.write_text(
+        '{"prompt": "a", "category": "x"}\n{"messages": ' + turns + ', "category": "x"}\n', encoding="utf-8"
+    )
+    first, second = prompts_from_file(file)
+    assert (first.name, second.name, second.text) == ("x", "x 2", "Hi")
+    assert [message["role"] for message in second.messages] == ["system", "user"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -101,6 +162,8 @@ def test_prompts_of_a_json_lines_file_may_have_categories(tmp_path: Path) -> Non
         ("a.jsonl", b'"x"\n', "line 1 is not a JSON object"),
         ("a.jsonl", b'{"text": "x"}\n', "line 1 is not a JSON object"),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"messages": []}\n', "line 1 is not a JSON object"),
+        ("a.jsonl", b'{"messages": [{"role": "assistant", "content": "x"}]}\n', "line 1 is not a JSON object"),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

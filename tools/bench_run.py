@@ -1,0 +1,109 @@
+"""What ``specrt bench`` does with its options: who competes on which prompts, then tables, JSON and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from specrt.engines.cpu import available_cores
+from specrt.engines.errors import UsageError
+from specrt.engines.integrity import check_files
+from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.tools.bench import run_bench
+from specrt.tools.bench_tables import print_bench
+from specrt.tools.bench_types import Settings
+from specrt.tools.contenders import Contender, choose_contenders, needed_bytes, processes
+from specrt.tools.machine import describe_machine, notes
+from specrt.tools.progress import shown_steps
+from specrt.tools.prompts import PER_CATEGORY, Prompt, bench_prompts, prompts_from_file
+
+MINUTES, QUICK_MINUTES = 9.0, 1.7
+TOKENS, QUICK_TOKENS = 64, 32
+RUNS = 3
+
+
+def run_command(
+    bundle: Path,
+    baseline: str,
+    categories: str | None,
+    file: Path | None,
+    k: int | None,
+    max_new_tokens: int | None,
+    num_runs: int | None,
+    temperature: float,
+    threads: int | None,
+    budget_minutes: float | None,
+    quick: bool,
+    one_at_a_time: bool,
+    source: str | None,
+    draft_source: str | None,
+    json_file: Path | None,
+    html_file: Path | None,
+    resume: bool,
+) -> None:
+    """Run, print, write. Raises ``SpecrtError``."""
+    if resume and json_file is None:
+        raise UsageError("--resume: it goes on with what --json began; give the same --json")
+    for path in filter(None, (json_file, html_file)):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist; make it first")
+    if html_file is not None:
+        _check_plotting()
+    manifest = manifest_from_bundle(bundle)
+    check_files(bundle, manifest)
+    contenders = lineup_of(baseline, manifest)
+    prompts = _prompts(file, categories, quick)
+    minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
+    settings = Settings(
+        manifest.num_speculative_tokens if k is None else k,
+        available_cores() if threads is None else threads,
+        max_new_tokens or (QUICK_TOKENS if quick else TOKENS),
+        num_runs or (1 if quick else RUNS),
+        one_at_a_time=one_at_a_time,
+        temperature=temperature,
+        budget_s=minutes * 60,
+        sources={role: name for role, name in (("target", source), ("draft", draft_source)) if name is not None},
+    )
+    machine = describe_machine(settings.threads)
+    for line in notes(machine, [needed_bytes(manifest, group) for group in processes(contenders)], one_at_a_time):
+        click.echo(line, err=True)
+    required = [contender.name for contender in contenders if contender.library == "specrt"]
+    journal = None if json_file is None else json_file.with_name(json_file.name + ".partial")
+    with shown_steps(len(contenders) * (1 + len(prompts) * settings.repeats) + 2) as advance:
+        bench = run_bench(bundle, contenders, prompts, settings, machine, advance, journal, resume, required)
+    print_bench(bench)
+    if json_file is not None:
+        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if html_file is not None:
+        from specrt.tools.report import write_report
+
+        for path in write_report(bench, html_file):
+            click.echo(str(path))
+
+
+def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
+    """The baselines, plain decoding (everything is compared with it), and what drafts in this bundle."""
+    names = [name.strip() for name in baseline.split(",")]
+    drafting = ["ngram", *([] if manifest.draft.kind == "ngram" else ["model"])]
+    ordered: Sequence[str] = [*names, *(["plain"] if "plain" not in names else []), *drafting]
+    return choose_contenders(",".join(ordered), manifest)
+
+
+def _prompts(file: Path | None, categories: str | None, quick: bool) -> tuple[Prompt, ...]:
+    if file is not None:
+        if categories is not None:
+            raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
+        return prompts_from_file(file)
+    names = [name.strip() for name in categories.split(",")] if categories is not None else []
+    return bench_prompts(1 if quick else PER_CATEGORY, names)
+
+
+def _check_plotting() -> None:
+    """Before minutes of measuring. Raises ``UsageError``."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise UsageError("--html: its charts need matplotlib; install specrt[bench]") from error

@@ -1,0 +1,90 @@
+"""``python -m specrt.tools.readme_table BENCH.json --write README.md``: its table, from ``specrt bench --json``.
+
+It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``; without ``--write`` it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt.engines.errors import UsageError
+from specrt.tools.progress import one_line
+
+BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+
+
+def table_of(bench: dict[str, Any]) -> str:
+    """Markdown: what was measured where and when, a line for each contender, and where speculation loses."""
+    settings, machine, scores = bench["settings"], bench["machine"], bench["scores"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        f"{bench['bundle']}, K = {settings['k']}, {len(bench['prompts'])} prompts of "
+        f"{len({entry['category'] for entry in bench['prompts']})} kinds, at most {settings['max_new_tokens']} tokens, "
+        f"{'greedy' if not settings['temperature'] else 'temperature ' + format(settings['temperature'], 'g')}; "
+        f"{machine['cpu']}, {machine['threads']} threads; {versions}; {bench['created_utc'][:10]}:",
+        "",
+        "| contender | tokens/s | decode only | x eager | x plain | accepted | same ids |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in scores:
+        ratios = [_ratio(row, name) for name in ("eager", "plain")]
+        rate = row["draft_acceptance_rate"]
+        same = f"{row['equal_prompts']} of {row['num_prompts']}"
+        decode = row["decode_tokens_per_s"]
+        cells = [
+            f"{row['tokens_per_s']:.1f}",
+            f"{decode:.1f}" if decode else "",
+            *ratios,
+            f"{rate:.0%}" if rate else "",
+            same,
+        ]
+        lines.append(f"| {row['contender']} | " + " | ".join(cells) + " |")
+    for row in scores:
+        if row["draft_acceptance_rate"] is not None and (ratios_by := row["ratio_by_category"].get("plain")):
+            ordered = sorted(ratios_by.items(), key=lambda item: -item[1])
+            lines += [
+                "",
+                f"{row['contender']}, times plain: "
+                + ", ".join(f"{name} {value:.2f}" for name, value in ordered)
+                + ".",
+            ]
+    return "\n".join(lines)
+
+
+def _ratio(row: dict[str, Any], name: str) -> str:
+    if name not in row["ratio_to"]:
+        return ""
+    interval = row["interval_of"][name]
+    shown = f"{row['ratio_to'][name]:.2f}"
+    return (
+        shown if interval is None or row["contender"] == name else f"{shown} ({interval[0]:.2f} to {interval[1]:.2f})"
+    )
+
+
+@click.command()
+@click.argument("bench", type=click.Path(path_type=Path))
+@click.option("--write", "document", type=click.Path(path_type=Path), help="Replace the table in this document.")
+@one_line()
+def main(bench: Path, document: Path | None) -> None:
+    """Print the table of BENCH, a file that 'specrt bench --json' wrote, or put it into a document."""
+    try:
+        table = table_of(json.loads(bench.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{bench}: not a file of 'specrt bench --json' ({type(error).__name__}: {error})") from error
+    if document is None:
+        click.echo(table)
+        return
+    text = document.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"{document}: the lines {BEGIN} and {END} are missing; put them where the table shall stand")
+    document.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
