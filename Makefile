@@ -45,8 +45,9 @@ types: install  ## Check the types, strictly
 	@cd build/types && MYPYPATH=../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
 
+# Two files at a time, each on one thread of torch: threads of both would wait for each other.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 demo: install  ## Export a small pair and generate with it
 	@$(BIN)/python -m specrt.tools.demo $(ARGS)

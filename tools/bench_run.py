@@ -87,7 +87,7 @@ def run_command(
 def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
     """The baselines, plain decoding (everything is compared with it), and what drafts in this bundle."""
     names = [name.strip() for name in baseline.split(",")]
-    drafting = ["ngram", *([] if manifest.draft.kind == "ngram" else ["model"])]
+    drafting = ["auto", "ngram", *([] if manifest.draft.kind == "ngram" else ["model"])]
     ordered: Sequence[str] = [*names, *(["plain"] if "plain" not in names else []), *drafting]
     return choose_contenders(",".join(ordered), manifest)
 

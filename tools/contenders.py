@@ -55,6 +55,7 @@ _ROWS = (
     Contender("assisted-bf16", "transformers", "bf16", "model"),
     Contender("lookup", "transformers", "fp32", "ngram"),
     Contender("plain", "specrt", "bundle"),
+    Contender("auto", "specrt", "bundle", "auto"),
     Contender("ngram", "specrt", "bundle", "ngram"),
     Contender("model", "specrt", "bundle", "model"),
 )
