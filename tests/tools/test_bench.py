@@ -370,7 +370,8 @@ def test_processes_are_shared_where_memory_is_short(tiny_bundle: Path) -> None:
 
 def test_the_lineup_of_the_command(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    assert [c.name for c in lineup_of("eager,assisted", manifest)] == ["eager", "assisted", "plain", "auto", "ngram", "model"]
+    names = [contender.name for contender in lineup_of("eager,assisted", manifest)]
+    assert names == ["eager", "assisted", "plain", "auto", "ngram", "model"]
 
 
 def test_the_command(tiny_bundle: Path, tmp_path: Path) -> None:
