@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 _RATE = 0.2  # weight of the newest time; a controller must follow a machine that others use too
 _SHARED_RATE = 0.1  # the same on all other widths: load, and the length of the context, act on all
+_LEAST_MS = 1e-3  # what a coarse clock calls 0
 _OUTLIER = 3.0  # a pass that takes so many times as long as expected was interrupted: it counts as this much
 
 
@@ -40,6 +41,7 @@ class Costs:
 
     def observe(self, width: int, ms: float) -> None:
         """A pass of ``width`` tokens took ``ms``."""
+        ms = max(ms, _LEAST_MS)
         if not self.is_known:
             self._ms[width] = ms
             return

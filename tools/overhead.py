@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import click
 
 from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
 from specrt.engines.seam import Array
+from specrt.runtime.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
 from specrt.runtime.cached import CachedModel
-from specrt.runtime.drafters import NGramDrafter
+from specrt.runtime.drafters import Drafter, NGramDrafter
 from specrt.runtime.heads import HeadEngines, SlotHeads
 from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
@@ -53,7 +55,7 @@ def next_token(prefix: Sequence[int]) -> int:
     return (position % 11 + position // 97) % VOCAB_SIZE
 
 
-def loop_cost_us() -> float:
+def loop_cost_us(drafter: Drafter) -> float:
     """Microseconds a round that are spent outside the engines."""
     spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
     engine, head, clock = FakeEngine(spec, next_token), FakeHead(spec), _Timed()
@@ -64,9 +66,17 @@ def loop_cost_us() -> float:
     target = Target(model, Judge(heads, Settings(), 3))
     limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
     started = time.perf_counter()
-    for _ in generate_tokens([1, 2, 3], target, NGramDrafter(), limits, stats):
+    for _ in generate_tokens([1, 2, 3], target, drafter, limits, stats):
         pass
     return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
+
+
+def _adaptive() -> Drafter:
+    """The default, on a clock by which every pass takes 10 ms: drafting pays, as it does with engines."""
+    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
+    return AdaptiveDrafter(
+        NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, experience, clock=count(step=0.01).__next__
+    )
 
 
 def import_ms(statement: str) -> float:
@@ -79,8 +89,10 @@ def import_ms(statement: str) -> float:
 @click.command()
 def main() -> None:
     """The loop's own cost and the cost of importing."""
-    costs = sorted(loop_cost_us() for _ in range(9))
-    click.echo(f"loop: {statistics.median(costs):.0f} us a round outside the engines (K = {K}, n-gram drafts, 9 runs)")
+    for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
+        costs = [loop_cost_us(make()) for _ in range(9)]
+        median = statistics.median(costs)
+        click.echo(f"loop, {name}: {median:.0f} us a round outside the engines (K = {K}, n-gram drafts, 9 runs)")
     click.echo(f"import specrt: {import_ms('import specrt'):.1f} ms")
     click.echo(f"import specrt.runtime.runtime: {import_ms('import specrt.runtime.runtime'):.0f} ms")
 

@@ -42,6 +42,13 @@ def test_a_pass_that_was_interrupted_hardly_counts() -> None:
     assert costs.ms(1) < 20
 
 
+def test_a_clock_that_stands_still_leaves_a_positive_time() -> None:
+    costs = Costs(0.05, {1: 10.0})
+    for _ in range(10_000):
+        costs.observe(1, 0.0)
+    assert costs.ms(1) > 0
+
+
 def test_load_shows_on_widths_that_are_not_run() -> None:
     costs = Costs(0.05, {1: 10.0, 6: 15.0})
     for _ in range(40):
