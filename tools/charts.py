@@ -13,7 +13,7 @@ from specrt.tools.scores import Score
 
 INK = "#010203"  # a colour of no chart; in SVG it becomes the page's
 COLOURS = ("#7c8798", "#2f7ed8", "#e8862e", "#2aa775", "#b455c4", "#c9a500", "#d6455d", "#4bb3c9")
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "specrt",
     "font.family": "sans-serif",
