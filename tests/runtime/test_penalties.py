@@ -208,6 +208,7 @@ def not_a_number(prefix: Sequence[int], logits: Array) -> None:
         (wrong_shape, f"logits_processors: {wrong_shape!r} returned shape (63,), expected (64,)"),
         (lambda prefix, logits: np.float32(0), "logits_processors: <function <lambda>"),
     ],
+    ids=["nothing after 5", "nothing after 9", "not a number", "wrong shape", "a scalar"],
 )
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "rule": "block"}])
 @pytest.mark.parametrize("draft", ["none", "model"])
