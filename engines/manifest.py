@@ -43,7 +43,7 @@ class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
     ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
-    maps each head's name to its graph. ``quantization`` is ``none``, ``int8`` or ``int4``, of the weights.
+    maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
     """
 
     source: str

@@ -13,7 +13,13 @@ import click
 from specrt import __version__
 from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
 from specrt.engines.hugepages import restart_with_huge_pages
-from specrt.tools.generation import MAX_THREADS, generation_options, options_from_command, print_settings
+from specrt.tools.generation import (
+    MAX_THREADS,
+    generation_options,
+    options_from_command,
+    print_settings,
+    prompt_of,
+)
 from specrt.tools.measuring import COMMANDS
 
 
@@ -61,8 +67,10 @@ def main() -> None:
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
 @click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
-@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8 or int4.")
-@click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8 or int4.")
+@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
+@click.option(
+    "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
+)
 @click.option(
     "--backend",
     default="onnxruntime",
@@ -147,7 +155,7 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, device: st
     """
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs: they are part of the JSON object; add --json")
-    prompt = _prompt(options.pop("prompt"), options.pop("prompt_file"), options.pop("messages"))
+    prompt = prompt_of(options.pop("prompt"), options.pop("prompt_file"), options.pop("messages"))
     backend, threads = options.pop("backend"), options.pop("threads")
     import specrt
     from specrt.tools.figures import print_stats
@@ -272,29 +280,6 @@ def fetch(names: tuple[str, ...]) -> None:
 
 for _command in COMMANDS:
     main.add_command(_command)
-
-
-def _prompt(text: str | None, file: Path | None, messages: Path | None) -> Any:
-    given = [value for value in (text, file, messages) if value is not None]
-    if len(given) != 1:
-        raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
-    if text is not None and text != "-":
-        return text
-    path = file or messages
-    try:
-        data = path.read_bytes() if path is not None else sys.stdin.buffer.read()
-        content = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path or 'standard input'}: cannot be read as text ({error}); give UTF-8 text") from error
-    if messages is None:
-        return content
-    try:
-        parsed = json.loads(content)
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); expected a list of {{role, content}} objects") from error
-    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
-        raise UsageError(f"{path}: got {type(parsed).__name__}, expected a list of {{role, content}} objects")
-    return parsed
 
 
 def run() -> None:

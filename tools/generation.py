@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from specrt.engines.errors import UsageError
 from specrt.runtime.options import DRAFTS, RULES, Options
 from specrt.runtime.settings import Settings
 
@@ -62,3 +66,27 @@ def print_settings(settings: Settings) -> None:
     for name, entry in settings.as_dict().items():
         table.add_row(name, str(entry["value"]), entry["source"])
     Console(stderr=True).print(table, markup=False)
+
+
+def prompt_of(text: str | None, file: Path | None, messages: Path | None) -> Any:
+    """The prompt that exactly one of the three gives. Raises ``UsageError``."""
+    given = [value for value in (text, file, messages) if value is not None]
+    if len(given) != 1:
+        raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
+    if text is not None and text != "-":
+        return text
+    path = file or messages
+    try:
+        data = path.read_bytes() if path is not None else sys.stdin.buffer.read()
+        content = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path or 'standard input'}: cannot be read as text ({error}); give UTF-8 text") from error
+    if messages is None:
+        return content
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error}); expected a list of {{role, content}} objects") from error
+    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
+        raise UsageError(f"{path}: got {type(parsed).__name__}, expected a list of {{role, content}} objects")
+    return parsed

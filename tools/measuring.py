@@ -23,7 +23,7 @@ BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, look
 @click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, where no --device is given.")
 @click.option("--memory", type=float, help="GB, with --bandwidth and --tflops.")
 @click.option("--dtype", help="fp32, fp16 or bf16.  [default: fp16; fp32 for a measured CPU]")
-@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8 or int4.")
+@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
 @click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft.")
 @click.option("--max-seq-len", type=int, help="Context in tokens.  [default: 2048, or the model's where shorter]")
 @click.option("--past", type=int, help="Cached tokens to reckon with.  [default: half of the context]")

@@ -17,7 +17,7 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is to be exported: ``dtype`` of DTYPES, ``quantize`` none, int8 or int4.
+    """How a model is to be exported: ``dtype`` of DTYPES, ``quantize`` none, int8, w8a8 or int4.
 
     A model whose own context is shorter than ``max_seq_len`` gets that.
     """

@@ -4,6 +4,8 @@ MatMul(x, W [K, N])              -> MatMulNBits(x, blocks [N, B, bytes], scales,
 Gemm(x, table [V, H], transB=1)  -> the same, and Gather(table, ids) dequantizes the rows it looks up
 Gather(table, ids), not tied     -> the same rows from blocks of their own
 
+``w8a8`` has no blocks: see ``specrt.exporter.passes.integer``. A tied head and tables are as in ``int8``.
+
 Blocks are quantized one weight at a time while the graph is written, by ONNX Runtime's own quantizer.
 """
 
@@ -18,11 +20,15 @@ from onnxruntime.capi import _pybind_state as ort_quantizers
 
 from specrt.engines.seam import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node
+from specrt.exporter.passes.integer import integer_matmul
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """``bits`` a weight in blocks of ``block_size`` along the summed axis, each with a scale (and a zero point)."""
+    """``bits`` a weight in blocks of ``block_size`` along the summed axis, each with a scale (and a zero point).
+
+    Blocks of 0 are whole columns, and activations are rounded to integers too (``specrt.exporter.passes.integer``).
+    """
 
     bits: int
     block_size: int
@@ -31,11 +37,17 @@ class Quantization:
     @property
     def bytes_per_weight(self) -> float:
         """Scales (and zero points) included."""
+        if self.block_size == 0:
+            return self.bits / 8
         return self.bits / 8 + (4 + self.has_zero_points * self.bits / 8) / self.block_size
 
 
 # Blocks of 32: with 128, SmolLM2's passes of 2 and of 9 rows gave other bits, and reproducible text needs equal ones.
-QUANTIZATIONS = {"int8": Quantization(8, 32, False), "int4": Quantization(4, 32, True)}
+QUANTIZATIONS = {
+    "int8": Quantization(8, 32, False),
+    "w8a8": Quantization(8, 0, False),
+    "int4": Quantization(4, 32, True),
+}
 TABLE = QUANTIZATIONS["int8"]
 ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides
 
@@ -63,7 +75,12 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
             continue
         is_table = node.op_type == "Gemm"
         num_rows = weight.shape[0 if is_table else 1]
-        quantization = TABLE if is_table or num_rows == vocab_size else QUANTIZATIONS[name]
+        quantization = QUANTIZATIONS[name]
+        if quantization.block_size == 0 and not is_table:
+            replace_node(model, node, integer_matmul(model, node))
+            continue
+        if is_table or num_rows == vocab_size:
+            quantization = TABLE
         blocks = _blocks(model, weight, quantization, rows_first=is_table)
         if is_table:
             tables[weight.name or ""] = blocks

@@ -380,7 +380,7 @@ def test_the_command(tiny_bundle: Path, tmp_path: Path) -> None:
     options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "8"]
     run = CliRunner().invoke(main, ["bench", str(tiny_bundle), *options, "--json", str(stored)], standalone_mode=False)
     assert run.exit_code == 0, run.output
-    assert [row["equal_prompts"] for row in json.loads(stored.read_text())["scores"]] == [1, 1, 1]
+    assert [row["equal_prompts"] for row in json.loads(stored.read_text())["scores"]] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,10 @@ def test_a_rule_that_accepts_everything_is_found(model: Path, tmp_path: Path, mo
     export(ExportOptions(str(model), tmp_path / "b", "self:int4", 3))
     judge = Judge.judge
 
-    def lenient(self: Judge, width: int, rows: int, committed: list[int], drafted: list[int]) -> tuple[int, int]:
-        return len(drafted), judge(self, width, rows, committed, drafted)[1]
+    def lenient(
+        self: Judge, width: int, rows: int, committed: list[int], drafted: list[int], *more: bool
+    ) -> tuple[int, int]:
+        return len(drafted), judge(self, width, rows, committed, drafted, *more)[1]
 
     monkeypatch.setattr(Judge, "judge", lenient)
     assert {"greedy: model, K = 3", "seed-exact: T = 0.7"} <= set(failed(certificate(tmp_path / "b")))
