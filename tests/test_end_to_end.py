@@ -98,7 +98,7 @@ def test_every_parameter_is_stored_once(manifest: Manifest) -> None:
     assert manifest.target.parity.max_abs_error < 1e-3
 
 
-@pytest.mark.parametrize("draft", ["none", "ngram", "model"])
+@pytest.mark.parametrize("draft", ["none", "ngram", "model", "auto"])
 def test_ids_equal_transformers(runtime: Runtime, prompts: list[list[int]], eager: list[list[int]], draft: str) -> None:
     """Each prompt with another K, so that all of 1..8 take their turn over the two drafts."""
     for index, (ids, expected) in enumerate(zip(prompts, eager, strict=True)):

@@ -281,7 +281,7 @@ def test_self_draft_accepts_everything(models: dict[str, Path], tmp_path: Path) 
     assert manifest.draft.kind == "self"
     assert not (tmp_path / "self" / "draft").exists()
     with specrt.load(tmp_path / "self", threads=1) as runtime:
-        stats = runtime.generate([5, 6, 7], max_new_tokens=80, ignore_eos=True).stats
+        stats = runtime.generate([5, 6, 7], max_new_tokens=80, ignore_eos=True, num_speculative_tokens=K).stats
     assert stats.draft_acceptance_rate == 1.0
     assert stats.completion_tokens == 80
 

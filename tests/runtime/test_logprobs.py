@@ -101,7 +101,7 @@ def test_a_draft_that_is_the_target_gives_the_same(open_bundle: Open, backend: B
     """Accepted to the last, so that nearly all entries are of rows that judged a drafted id."""
     backend.target, backend.k = TABLE, K
     runtime = open_bundle("self")
-    result = runtime.generate(PROMPT, max_new_tokens=30, logprobs=3)
+    result = runtime.generate(PROMPT, max_new_tokens=30, logprobs=3, num_speculative_tokens=K)
     assert result.stats.draft_acceptance_rate == 1.0
     check(result, 3)
     assert result.logprobs == runtime.generate(PROMPT, max_new_tokens=30, logprobs=3, draft="none").logprobs
