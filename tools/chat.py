@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from specrt.engines.errors import UsageError
+from specrt.runtime.logprobs import TokenLogprobs
 from specrt.runtime.options import Options
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
@@ -86,6 +87,15 @@ class Chat:
         self._last = stream.stats
         if not self._console.is_terminal:
             click.echo(status_line(stream.stats), err=True)
+        if stream.stats.finish_reason is not None:
+            for entry in stream.result.logprobs or []:
+                click.echo(self._logprob_line(entry), err=True)
+
+    def _logprob_line(self, entry: TokenLogprobs) -> str:
+        """A token with its log-probability in nats, and the most likely ones in its place."""
+        named = [(entry.token_id, entry.logprob), *entry.top]
+        shown = [f"{self._runtime.codec.decode([token])!r} {logprob:.3f}" for token, logprob in named]
+        return f"{shown[0]}  of  {', '.join(shown[1:])}" if len(shown) > 1 else shown[0]
 
     def _show(self, stream: Stream) -> str:
         """Print the answer as it comes; Ctrl-C ends it and keeps what there is."""

@@ -179,6 +179,9 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, device: st
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", help="A system message to begin with.")
 @generation_options
+@click.option(
+    "--logprobs", type=int, metavar="N", help="After each answer, its tokens' log-probabilities and N others."
+)
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 def chat(bundle: Path, system: str | None, verbose: bool, device: str, **options: Any) -> None:
     """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins anew, /help lists commands."""

@@ -288,6 +288,20 @@ def test_the_effective_settings_are_told_on_standard_error(tiny_bundle: Path) ->
     assert rows["temperature"] == ("0.0", "default")
 
 
+def test_a_chat_shows_the_log_probabilities_that_are_asked_for(tiny_bundle: Path) -> None:
+    arguments = ("--max-new-tokens", 5, "--ignore-eos", "--logprobs", 2)
+    result = invoke("chat", tiny_bundle, *arguments, stdin="Hello\n")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stderr.splitlines() if "  of  " in line]
+    assert len(lines) == 5
+    for line in lines:
+        token, others = line.split("  of  ")
+        logprobs = [float(part) for part in re.findall(r" (-?\d+\.\d{3})(?:,|$)", others)]
+        assert len(logprobs) == 2 and logprobs == sorted(logprobs, reverse=True)
+        assert token == others[: len(token)], "greedy: the most likely one"
+    assert "  of  " not in invoke("chat", tiny_bundle, *arguments[:3], stdin="Hello\n").stderr
+
+
 def test_a_chat_from_a_pipe_has_answers_on_standard_output_and_figures_beside_it(tiny_bundle: Path) -> None:
     """The second turn finds the first in the cache; what does not fit is told, and the chat goes on."""
     lines = ["Hello", "/stats", "", "And?", "x y " * 400, "/nonsense", "/reset", "Hello", "/exit", "never asked"]
