@@ -1,8 +1,8 @@
 """The controller: whether to draft in a round, from what, and how many tokens, by what pays on this machine and text.
 
 K maximizes expected committed tokens per ms, (1 + a_1 + a_1 a_2 + ...) / (T(K + 1) + D(K)), over all sources at hand
-and over plain decoding. Acceptance a_i and times T, D are those of earlier rounds: a decision depends on the committed
-prefix only, so that it cannot bias what is drawn.
+and over plain decoding. Acceptance a_i and times T, D are those of earlier rounds: a decision depends on what is
+committed and on times, never on what is drawn in the round to come, so it biases nothing.
 """
 
 from __future__ import annotations
@@ -158,19 +158,20 @@ class AdaptiveDrafter:
         """What to do in the round after ``committed``, with at most ``k`` tokens."""
         size = self._ngram.suffix_length(committed) if self._ngram is not None else 0
         target, draft = self._experience.target, self._experience.draft
+        model = self._model if self._model is not None and self._model.can_propose(committed) else None
         if not target.is_known:
             return _PLAIN  # the first round of all: plain decoding is what everything is compared with
-        if self._model is not None and not draft.is_known:
+        if model is not None and not draft.is_known:
             return _Choice(MODEL, min(k, 4), 0.0)
         choices = [_Choice(None, 0, 1 / self._target_ms(0))]
         if size:
             choices.append(self._best(ngram_source(size), k, lambda _: 0.0))
-        if self._model is not None:
-            choices.append(self._best_of_model(k, self._model.num_pending(committed)))
+        if model is not None:
+            choices.append(self._best_of_model(k, model.num_pending(committed)))
         best = max(choices, key=lambda choice: choice.rate)
         if best.source == MODEL:
             self._wait = _FIRST_PROBE
-        return self._probe(choices[-1]) if best.source is None and self._model is not None else best
+        return self._probe(choices[-1]) if best.source is None and model is not None else best
 
     def _probe(self, model: _Choice) -> _Choice:
         """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""

@@ -43,10 +43,9 @@ class ModelDrafter:
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
-        model = self._draft.model
-        room = model.spec.max_seq_len - len(committed)
-        if room < 0 or max(committed[model.kv_len :], default=0) >= model.spec.vocab_size:
+        if not self.can_propose(committed):
             return []
+        room = self._draft.model.spec.max_seq_len - len(committed)
         if k == 0:
             self._draft.prefill(committed)
             return []
@@ -61,6 +60,12 @@ class ModelDrafter:
     def commit(self, num_committed: int) -> None:
         """See ``Drafter.commit``."""
         self._draft.commit(num_committed)
+
+    def can_propose(self, committed: Sequence[int]) -> bool:
+        """Whether the model's context holds ``committed``, and its vocabulary what the cache lacks of it."""
+        model = self._draft.model
+        pending = committed[model.kv_len :]
+        return len(committed) <= model.spec.max_seq_len and max(pending, default=0) < model.spec.vocab_size
 
     def num_pending(self, committed: Sequence[int]) -> int:
         """How many of ``committed`` its cache lacks."""

@@ -152,9 +152,8 @@ def check_bits(subject: Subject) -> list[Check]:
             differing.append(width)
     slot.close()
     found = f"other bits at widths {differing}" if differing else "the same bits"
-    what = (
-        f"logits at {len(ids)} positions in passes of 2 to {spec.max_rows} rows, and after a prefill in 1 and 2 chunks"
-    )
+    shown = ", ".join(str(width) for width in sorted({2, *widths[1:]}))
+    what = f"logits at {len(ids)} positions in passes of {shown} rows, and after a prefill in 1 and 2 chunks"
     return [Check("target: bits", what, found, not differing, {"widths_differing": differing})]
 
 

@@ -136,7 +136,7 @@ def _target_ms(runtime: Runtime) -> dict[int, float]:
 
 
 def _draft_ms(runtime: Runtime) -> dict[int, float]:
-    """By tokens that the draft model is fed, 1 .. 256: until its next one is there. Empty without a draft model."""
+    """By tokens that the draft model is fed, 1 .. 64: until its next one is there. Empty without a draft model."""
     if runtime.manifest.draft.kind == "ngram":
         return {}
     slot = runtime.open_slot("model")

@@ -45,6 +45,7 @@ class SimulatedModel:
     machine: Machine
     kv_len: int = 0
     is_sampled = True
+    context: int = 10**9
     calls: list[int] = field(default_factory=list)
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
@@ -52,6 +53,9 @@ class SimulatedModel:
         self.machine.run_draft(self.num_pending(committed), k)
         self.kv_len = len(committed)
         return [0] * k
+
+    def can_propose(self, committed: Sequence[int]) -> bool:
+        return len(committed) <= self.context
 
     def num_pending(self, committed: Sequence[int]) -> int:
         return len(committed) - self.kv_len
@@ -166,6 +170,17 @@ def test_a_lookup_is_taken_where_the_text_repeats_itself() -> None:
     drafter.commit(len(repeated) + K + 1)
     fresh = list(range(100, 140))
     assert set(drafter.propose(fresh, K)) == {0} and drafter.is_sampled
+
+
+def test_a_model_whose_context_is_over_hides_no_lookup() -> None:
+    """Also where its time is not known yet, so that it would be tried first."""
+    machine = Machine(0.05, 1.0)
+    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0})
+    model = cast(ModelDrafter, SimulatedModel(machine, context=8))
+    drafter = AdaptiveDrafter(NGramDrafter(8, 1), model, experience, clock=machine.clock)
+    assert drafter.propose([*range(50, 70), *range(50, 60)], K) == [*range(60, 68)]
+    drafter.commit(39)
+    assert drafter.propose(list(range(100, 140)), K) == []
 
 
 def test_rounds_in_which_it_is_not_asked_teach_nothing() -> None:
