@@ -1,12 +1,12 @@
 """Weights in 4 bits: which scale, and which lowest value, a block of them takes.
 
 A weight is ``scale * q + lowest`` with ``q`` in 0 .. 15. The kernels know a zero point ``z`` in 0 .. 15 instead of the
-lowest value, ``scale * (q - z)``, and what that leaves, ``offset = lowest + z * scale``, is the same for a whole block: it
-can be added as ``offset * sum of the block's inputs``, exactly, by columns that are appended to the weight.
+lowest value, ``scale * (q - z)``. What that leaves, ``offset = lowest + z * scale``, is one number for a whole block:
+it can be added as ``offset * sum of the block's inputs``, exactly, by columns that are appended to the weight.
 
 Weights that come out of a 4-bit file (GGUF: Q4_0, Q4_1, Q4_K) lie on such a grid already. With the offset they are
-found again; without, each block is off by up to half a step. Blocks that lie on none get the scale and zero point that lose
-least, and no offset, which would hardly help.
+found again; without, each block is off by up to half a step. Blocks that lie on none get the scale and zero point that
+lose least, and no offset, which would hardly help.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def round_blocks(weight: Array, size: int, with_offsets: bool) -> Rounded:
 
 
 def _grid_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(scales, lowest values, largest miss as a share of the range), each [B], of the coarsest grid that fits [B, size].
+    """(scales, lowest values, largest miss as a share of the range), each [B], of the grid that fits [B, size] best.
 
     Fewer levels are tried only for blocks that more do not fit; what fits none keeps the finest.
     """

@@ -40,7 +40,7 @@ def on_a_grid(rng: np.random.Generator, rows: int, blocks: int, largest: int = 1
 
 
 def rounded_to_nearest(weight: Array) -> Array:
-    """The usual way, as a yardstick: the range of a block in 15 steps, a whole zero point. [N, K], K in whole blocks."""
+    """The usual way, as a yardstick: a block's range in 15 steps, a whole zero point. [N, K] in whole blocks."""
     blocks = weight.reshape(len(weight), -1, SIZE)
     lowest, highest = np.minimum(blocks.min(-1, keepdims=True), 0), np.maximum(blocks.max(-1, keepdims=True), 0)
     scales = (highest - lowest) / 15
