@@ -24,13 +24,14 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
 )
 from specrt.engines.progress import Progress, Silent
-from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
+from specrt.engines.spec import ITEM_BYTES, STANDARD_DIALECT, ModelSpec, model_contract
 from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.heads import write_heads
 from specrt.exporter.observe import Observation, observe
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
+from specrt.exporter.passes.dequantize import LAYOUTS, dequantize_weights
 from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.passes.quantize import QUANTIZATIONS, quantize_weights
 from specrt.exporter.precision import expected_logits, runnable
@@ -62,7 +63,8 @@ class _Plan:
         if self.quantization == "none":
             twin_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
             return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + twin_bytes
-        return int(self.observation.num_parameters * QUANTIZATIONS[self.quantization].bytes_per_weight)
+        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
+        return int(self.observation.num_parameters * rows[self.quantization].bytes_per_weight)
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
@@ -182,7 +184,8 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
     traced = _trace(model, plan)
     optimize(traced, spec)
     if plan.quantization != "none":
-        quantize_weights(traced, plan.quantization, spec.vocab_size)
+        store = dequantize_weights if spec.dialect == STANDARD_DIALECT else quantize_weights
+        store(traced, plan.quantization, spec.vocab_size)
     read_bytes = bytes_per_pass(traced)
     _save(traced, graph, f"{role}: writing", progress)
     release_weights(model, traced)

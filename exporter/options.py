@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specrt.engines.errors import UsageError
 from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
+from specrt.exporter.passes.dequantize import LAYOUTS
 from specrt.exporter.passes.quantize import QUANTIZATIONS
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -14,6 +15,11 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _DIALECT_DTYPES = {
     ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
     STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
+}
+# How weights can be stored for each dialect, with activations in which dtypes, and why not otherwise.
+_DIALECT_QUANTIZATIONS = {
+    ONNXRUNTIME_DIALECT: (tuple(QUANTIZATIONS), ("fp32",), "its activations are fp32"),
+    STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
 DEFAULT_MAX_SEQ_LEN = 2048
@@ -78,28 +84,25 @@ class ExportOptions:
                 raise UsageError(f"{option} {dtype}: backend {self.backend} runs {expected} ({reason}); choose one")
 
     def _check_quantization(self) -> None:
-        for option, quantize, dtype in (
-            ("--quantize", self.quantize, self.dtype),
-            ("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype),
-        ):
-            if quantize not in ("none", *QUANTIZATIONS):
-                raise UsageError(f"{option} {quantize}: expected none, {', '.join(QUANTIZATIONS)}")
-            if quantize != "none" and self.dialect != ONNXRUNTIME_DIALECT:
-                raise UsageError(
-                    f"{option} {quantize}: backend {self.backend} takes fp16 or bf16 weights; leave it out"
-                )
-            if quantize != "none" and dtype != "fp32":
-                raise UsageError(f"{option} {quantize}: its activations are fp32, got {dtype}; leave the dtype out")
+        known = _DIALECT_QUANTIZATIONS[self.dialect][0]
         name, _, quantize = self.draft.partition(":")
         if name == "self" and quantize:
-            if quantize not in QUANTIZATIONS:
-                raise UsageError(
-                    f"--draft {self.draft}: expected self, {', '.join('self:' + q for q in QUANTIZATIONS)}"
-                )
+            if quantize not in known:
+                expected = ", ".join(f"self:{q}" for q in known)
+                raise UsageError(f"--draft {self.draft}: expected self, {expected} with backend {self.backend}")
             if self.draft_quantize not in ("none", quantize):
                 raise UsageError(f"--draft {self.draft}: got --draft-quantize {self.draft_quantize} too; leave one out")
-            if self.dialect != ONNXRUNTIME_DIALECT:
-                raise UsageError(f"--draft {self.draft}: backend {self.backend} takes fp16 or bf16 weights; use self")
             object.__setattr__(self, "draft_quantize", quantize)
         elif self.draft in MODEL_FREE_DRAFTS and self.draft_quantize != "none":
             raise UsageError(f"--draft-quantize {self.draft_quantize}: draft {self.draft} has no weights of its own")
+        self._check_stored_as("--quantize", self.quantize, self.dtype)
+        self._check_stored_as("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype)
+
+    def _check_stored_as(self, option: str, quantize: str, dtype: str | None) -> None:
+        """Whether the dialect stores weights as ``quantize`` beside activations in ``dtype``."""
+        known, dtypes, reason = _DIALECT_QUANTIZATIONS[self.dialect]
+        if quantize not in ("none", *known):
+            expected = ", ".join(("none", *known))
+            raise UsageError(f"{option} {quantize}: expected {expected} with backend {self.backend}")
+        if quantize != "none" and dtype not in dtypes:
+            raise UsageError(f"{option} {quantize}: {reason}, got {dtype}; leave the dtype out")

@@ -67,7 +67,12 @@ def main() -> None:
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
 @click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
-@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
+@click.option(
+    "--quantize",
+    default="none",
+    show_default=True,
+    help="Weights of the target: none, int8, w8a8 or int4 (TensorRT: none, int8 or int4).",
+)
 @click.option(
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
 )
@@ -122,14 +127,17 @@ def export(**options: Any) -> None:
     metavar="X.Y",
     help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
 )
+@click.option(
+    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
+)
 @click.option("--force", is_flag=True, help="Replace engines that are there already.")
-def build(bundle: Path, backend: str, capabilities: tuple[str, ...], force: bool) -> None:
+def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
     """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
     from specrt.engines.build import build as run
     from specrt.tools.progress import shown_progress
 
     with shown_progress() as progress:
-        record = run(bundle, backend, capabilities, force, progress)
+        record = run(bundle, backend, capabilities, force, progress, decode_profile)
     total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
     click.echo(
         f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
