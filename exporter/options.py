@@ -22,6 +22,7 @@ _DIALECT_QUANTIZATIONS = {
     STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
+SKIP = "skip"
 DEFAULT_MAX_SEQ_LEN = 2048
 
 
@@ -30,6 +31,7 @@ class ExportOptions:
     """What ``specrt export`` was asked for.
 
     ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
+    ``draft_vocab`` None lets the draft propose every id that it knows.
     """
 
     target: str
@@ -42,6 +44,7 @@ class ExportOptions:
     draft_dtype: str | None = None
     quantize: str = "none"
     draft_quantize: str = "none"
+    draft_vocab: int | None = None
     backend: str = "onnxruntime"
     revision: str | None = None
     draft_revision: str | None = None
@@ -59,6 +62,7 @@ class ExportOptions:
             raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
         self._check_dtypes()
         self._check_quantization()
+        self._check_cut_draft()
 
     @property
     def dialect(self) -> str:
@@ -73,6 +77,42 @@ class ExportOptions:
         """The contract's name of the dtype of ``target`` or ``draft``."""
         assert self.dtype is not None, "set when the options are made"
         return DTYPES[self.dtype if role == "target" else self.draft_dtype or self.dtype]
+
+    @property
+    def num_draft_layers(self) -> int | None:
+        """N of ``--draft skip:N``."""
+        name, _, number = self.draft.partition(":")
+        return int(number) if name == SKIP else None
+
+    @property
+    def is_draft_of_target(self) -> bool:
+        """Whether the draft is made of the target's own weights."""
+        return self.draft.partition(":")[0] in ("self", SKIP)
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether the draft can read the target's KV: the same layers, whatever their weights are rounded to."""
+        return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
+
+    def _check_cut_draft(self) -> None:
+        name, _, number = self.draft.partition(":")
+        if name == SKIP:
+            if not number.isascii() or not number.isdigit() or int(number) < 1:
+                raise UsageError(f"--draft {self.draft}: expected skip:N, N of the target's layers, as in skip:12")
+            for option, value in (
+                ("--draft-quantize", self.draft_quantize != "none"),
+                ("--draft-dtype", self.draft_dtype not in (None, self.dtype)),
+                ("--draft-vocab", self.draft_vocab is not None),
+            ):
+                if value:
+                    raise UsageError(
+                        f"{option}: --draft {self.draft} uses the target's weights as they are; leave it out"
+                    )
+        if self.draft_vocab is not None:
+            if self.draft in MODEL_FREE_DRAFTS:
+                raise UsageError(f"--draft-vocab {self.draft_vocab}: draft {self.draft} has no head of its own")
+            if self.draft_vocab < 2:
+                raise UsageError(f"--draft-vocab {self.draft_vocab}: expected 2 or more")
 
     def _check_dtypes(self) -> None:
         dtypes, reason = _DIALECT_DTYPES[self.dialect]

@@ -59,7 +59,9 @@ def main() -> None:
 @main.command()
 @click.argument("target")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The bundle folder to write.")
-@click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self", help="Where drafts come from.")
+@click.option(
+    "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
+)
 @click.option(
     "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens a round."
 )
@@ -77,6 +79,9 @@ def main() -> None:
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
 )
 @click.option(
+    "--draft-vocab", type=int, metavar="N", help="Let the draft propose the first N ids only; its head is cut to them."
+)
+@click.option(
     "--backend",
     default="onnxruntime",
     show_default=True,
@@ -92,7 +97,7 @@ def export(**options: Any) -> None:
 
     TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
     text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
-    target with its weights in 8 bits.
+    target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
     """
     from specrt.tools.progress import quiet_libraries, shown_progress
 
