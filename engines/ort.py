@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.errors import BackendError, BundleError
-from specrt.engines.seam import Array, allocate, check_shared
+from specrt.engines.seam import Array, HostBinding, allocate, check_shared
 from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
 
 try:
@@ -98,7 +98,7 @@ class OrtEngine:
         self._open_slots.discard(slot)
 
 
-class OrtBinding:
+class OrtBinding(HostBinding):
     """One slot's memory and its bindings; see ``specrt.engines.seam.Binding``."""
 
     # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.

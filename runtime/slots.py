@@ -57,7 +57,7 @@ class SlotModel:
 
     def __init__(self, model: CachedModel, engines: HeadEngines, min_width: int = 1) -> None:
         self.model, self._min_width = model, min_width
-        self.heads = SlotHeads(engines, model.host)
+        self.heads = SlotHeads(engines, model.binding)
 
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
         """Keep of the cache what ``prompt`` begins with, its last token aside."""
