@@ -16,7 +16,6 @@ from specrt.engines.spec import (
     ModelSpec,
 )
 
-
 UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
 
 

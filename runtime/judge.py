@@ -21,7 +21,7 @@ from specrt.engines.heads import (
     TOP_P,
     UNIFORMS,
 )
-from specrt.engines.seam import Memory
+from specrt.engines.seam import Binding, Memory
 from specrt.engines.spec import INPUT_IDS, LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.runtime.cached import UNKNOWN
 from specrt.runtime.heads import SlotHeads, Warp
@@ -51,6 +51,11 @@ class Judge:
             self._alone = heads.head(MATCH_SAMPLED)
             self._rule = self._alone if self._by_position else heads.head(settings.rule)
             self._random = heads.host[UNIFORMS]  # [max_rows, 3] f32
+
+    @property
+    def head(self) -> Binding:
+        """A head of the target, for what lies in the memory of all of them."""
+        return self._alone
 
     def judge(
         self, width: int, rows: int, committed: Sequence[int], drafted: Sequence[int], is_sampled: bool = True
@@ -94,7 +99,8 @@ class DraftJudge:
     """The draft's: one row at a time, the first most likely id when greedy, else drawn.
 
     With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``token``
-    and ``block`` the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``.
+    and ``block`` the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on
+    a device, where rows are not always aligned, they are copied there. ``rule`` is the target's head of that rule.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class DraftJudge:
         settings: Settings,
         num_prompt_tokens: int,
         vocab_size: int,
-        draft_probs: Memory | None,
+        rule: Binding | None,
     ) -> None:
         self._processing = Processing(heads, settings, num_prompt_tokens, vocab_size)
         replaced = self._processing.replaced
@@ -116,7 +122,12 @@ class DraftJudge:
             return
         self._uniforms = Uniforms(settings.seed or 0)
         self._by_position = settings.rule == MATCH
-        rows = [None] if draft_probs is None else [draft_probs[i : i + 1] for i in range(len(draft_probs) - 1)]
+        self._rule = rule if heads.is_late else None
+        self._memory = heads.memory
+        rows: list[Memory | None] = [None]
+        if rule is not None and not heads.is_late:
+            probs = rule.memory[DRAFT_PROBS]
+            rows = [probs[i : i + 1] for i in range(len(probs) - 1)]
         self._heads = []
         for index, row in enumerate(rows):
             memory = {} if row is None else {PROBS: row}
@@ -145,6 +156,9 @@ class DraftJudge:
             else:
                 self._random[:] = self._uniforms.of_round(DRAFT, len(committed), len(drafted) + 1)[-1]
             self._heads[0].upload(UNIFORMS)
+            if self._rule is not None:
+                probs = self._memory[PROBS]  # [1, V] f32
+                self._rule.take(DRAFT_PROBS, len(drafted) * probs.shape[1], probs)
         head = self._heads[step]
         head.run(width, 1)
         if isinstance(drafted, LateIds):
@@ -153,12 +167,9 @@ class DraftJudge:
         return int(head.read(TOKENS)[0][0])
 
 
-def draft_probs(heads: SlotHeads, settings: Settings) -> Memory | None:
-    """Where the rule of ``settings`` reads the draft's probabilities, [max_rows, V] f32; None where it needs none."""
-    if settings.rule == MATCH:
-        return None
-    heads.head(settings.rule)
-    return heads.memory[DRAFT_PROBS]
+def draft_probs(heads: SlotHeads, settings: Settings) -> Binding | None:
+    """The head whose ``draft_probs`` [max_rows, V] f32 the rule of ``settings`` reads; None where it needs none."""
+    return None if settings.rule == MATCH else heads.head(settings.rule)
 
 
 def warp_of(heads: SlotHeads, settings: Settings, variant: str, replaced: Mapping[str, Memory]) -> Warp:

@@ -90,9 +90,7 @@ class Processors:
     come from tensor ``source`` of ``binding``.
     """
 
-    def __init__(
-        self, binding: Binding, source: str, processors: Sequence[LogitsProcessor], vocab_size: int
-    ) -> None:
+    def __init__(self, binding: Binding, source: str, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
         self._binding, self._source, self._processors = binding, source, processors
         self._vocab_size, self._num_shared = vocab_size, min(vocab_size, binding.memory[source].shape[1])
 

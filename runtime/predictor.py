@@ -41,6 +41,11 @@ class Target:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
         return accepted, token
 
+    @property
+    def head(self) -> Binding:
+        """See ``Judge.head``."""
+        return self._judge.head
+
     def commit(self, num_committed: int) -> None:
         """The sequence has ``num_committed`` tokens: forget the KV of what was drafted beyond them."""
         self.model.rollback(num_committed - 1)
