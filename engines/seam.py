@@ -77,7 +77,7 @@ class Binding(Protocol):
         ...
 
     def read(self, *names: str) -> list[Array]:
-        """Wait, and give tensors. Their leading part is that of the last pass; the rest, if any, means nothing."""
+        """Wait, and give tensors as far as this binding's last pass used them; on the CPU more, which means nothing."""
         ...
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ class SlotHeads:
     def __init__(self, engines: HeadEngines, model: Binding) -> None:
         self._engines = engines
         self._bindings: dict[tuple[str, str], Binding] = {}
+        self.model = model
         self.is_late = model.is_late
         self.memory: dict[str, Memory] = {name: model.memory[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
         self.host: dict[str, Array] = {}

@@ -87,21 +87,23 @@ class Processors:
     A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
     never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are. What was banned before
     stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another. Logits
-    come from tensor ``source`` of ``binding``.
+    are ``source`` of the binding that made them, and go to ``processed_logits`` of ``output``.
     """
 
-    def __init__(self, binding: Binding, source: str, processors: Sequence[LogitsProcessor], vocab_size: int) -> None:
-        self._binding, self._source, self._processors = binding, source, processors
-        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, binding.memory[source].shape[1])
+    def __init__(
+        self, maker: Binding, source: str, output: Binding, processors: Sequence[LogitsProcessor], vocab_size: int
+    ) -> None:
+        self._maker, self._source, self._output, self._processors = maker, source, output, processors
+        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, maker.memory[source].shape[1])
 
     def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
         """Change rows [R, V] f32; return how many have an id left before the first that has none.
 
         That one is left as it was. Raises ``UsageError`` when a processor returns another shape.
         """
-        logits = self._binding.read(self._source)[0][:rows].copy()
+        logits = self._maker.read(self._source)[0][:rows].copy()
         num_open = self._process(logits, (*committed, *ahead), drafted)
-        self._binding.write(PROCESSED_LOGITS, logits)
+        self._output.write(PROCESSED_LOGITS, logits)
         return num_open
 
     def _process(self, logits: Array, prefix: tuple[int, ...], drafted: Sequence[int]) -> int:
@@ -141,8 +143,9 @@ class Processing:
         self._processors: Processors | None = None
         self.replaced: dict[str, Memory] = {}
         if settings.logits_processors:
-            source = PROCESSED_LOGITS if self._penalties else LOGITS
-            self._processors = Processors(heads.head(PENALTIES), source, settings.logits_processors, vocab_size)
+            output = heads.head(PENALTIES)
+            maker, source = (output, PROCESSED_LOGITS) if self._penalties else (heads.model, LOGITS)
+            self._processors = Processors(maker, source, output, settings.logits_processors, vocab_size)
         if self._penalties or self._processors:
             self.replaced = {LOGITS: heads.memory[PROCESSED_LOGITS]}
 
