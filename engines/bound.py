@@ -126,6 +126,15 @@ class DeviceBinding:
         """See ``Binding.read``."""
         return self.device.read([self._part(name) for name in names])
 
+    def mark(self, number: int) -> None:
+        """See ``Binding.mark``. The marks are the device's: of all bindings, one at a time uses them."""
+        with self.device.lock:
+            self.device.api.mark(number)
+
+    def elapsed_ms(self) -> float:
+        """See ``Binding.elapsed_ms``."""
+        return self.device.api.elapsed_ms()
+
     def _part(self, name: str) -> DeviceArray:
         """What a pass uses of a tensor: the copy to the host is no longer than that."""
         tensor, spec = self._tensors[name], self._spec(name)

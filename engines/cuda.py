@@ -42,6 +42,10 @@ class Cuda(Protocol):
 
     def drop(self, graph: Any) -> None: ...
 
+    def mark(self, number: int) -> None: ...
+
+    def elapsed_ms(self) -> float: ...
+
     def wait(self) -> None: ...
 
 
@@ -64,6 +68,7 @@ class RealCuda:
         self.compute_capability = f"{major}.{minor}"
         self.name = self._call("cudaGetDeviceProperties", ordinal).name.decode(errors="replace").rstrip("\0")
         self.stream = int(self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking))
+        self._events = (self._call("cudaEventCreate"), self._call("cudaEventCreate"))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """What CUDA's function gives beside its status. Raises ``BackendError``, or ``ResourceError`` out of memory."""
@@ -137,6 +142,14 @@ class RealCuda:
     def drop(self, graph: Any) -> None:
         """Free a graph. Its runs must be done."""
         self._call("cudaGraphExecDestroy", graph)
+
+    def mark(self, number: int) -> None:
+        """Note the time at which the stream comes to this place: ``number`` 0 or 1."""
+        self._call("cudaEventRecord", self._events[number], self.stream)
+
+    def elapsed_ms(self) -> float:
+        """From the last mark 0 to the last mark 1. Both must be waited for."""
+        return float(self._call("cudaEventElapsedTime", *self._events))
 
     def wait(self) -> None:
         """Wait until everything in the stream is done."""

@@ -9,6 +9,7 @@ only place where the host waits. On the CPU all memory is the host's, and both c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -80,6 +81,14 @@ class Binding(Protocol):
         """Wait, and give tensors as far as this binding's last pass used them; on the CPU more, which means nothing."""
         ...
 
+    def mark(self, number: int) -> None:
+        """Note when what was enqueued before is done: ``number`` 0 or 1."""
+        ...
+
+    def elapsed_ms(self) -> float:
+        """From mark 0 to mark 1, when both were waited for."""
+        ...
+
     def close(self) -> None:
         """Give the slot back. Closing twice is allowed; running afterwards raises ``RuntimeError``."""
         ...
@@ -102,6 +111,7 @@ class HostBinding:
 
     is_late = False
     host: Mapping[str, Array]
+    _marks: tuple[float, float] = (0.0, 0.0)
 
     @property
     def memory(self) -> Mapping[str, Array]:
@@ -125,6 +135,15 @@ class HostBinding:
     def read(self, *names: str) -> list[Array]:
         """See ``Binding.read``: the memory itself, at its largest shape."""
         return [self.host[name] for name in names]
+
+    def mark(self, number: int) -> None:
+        """See ``Binding.mark``."""
+        now = time.perf_counter()
+        self._marks = (self._marks[0], now) if number else (now, now)
+
+    def elapsed_ms(self) -> float:
+        """See ``Binding.elapsed_ms``."""
+        return (self._marks[1] - self._marks[0]) * 1e3
 
 
 def write_pass(host: Mapping[str, Array], ids: Array, start: int, rows: int) -> None:

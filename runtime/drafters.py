@@ -54,12 +54,19 @@ class ModelDrafter:
             self._draft.prefill(committed)
             return []
         drafted = self._draft.begin()
+        self._draft.model.binding.mark(0)
         for _ in range(min(k, room + 1)):
             token = self._draft.next(committed, drafted)
             if token is None or token >= self._vocab_size:
                 break
             drafted.append(token)
+        self._draft.model.binding.mark(1)
         return drafted
+
+    @property
+    def last_ms(self) -> float:
+        """What the last draft took. Where its ids come late, that is known after the verdict on them."""
+        return self._draft.model.binding.elapsed_ms()
 
     def commit(self, num_committed: int) -> None:
         """See ``Drafter.commit``."""

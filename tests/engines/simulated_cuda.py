@@ -6,6 +6,7 @@ answer. It refuses what CUDA refuses, and counts.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from ctypes import memmove
@@ -36,6 +37,7 @@ class SimulatedCuda:
     compute_capability: str = "8.9"
     stream: int = 77
     can_capture: bool = True
+    marks: dict[int, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     sizes: dict[int, int] = field(default_factory=dict)
     pinned: dict[int, int] = field(default_factory=dict)
@@ -119,6 +121,16 @@ class SimulatedCuda:
     def drop(self, graph: Graph) -> None:
         assert not self._queue, "a graph is dropped that may be running"
         graph.is_dropped = True
+
+    def mark(self, number: int) -> None:
+        def note() -> None:
+            self.marks[number] = time.perf_counter()
+
+        self.enqueue(note)
+
+    def elapsed_ms(self) -> float:
+        assert not self._queue, "the time of a mark is known after a wait"
+        return (self.marks[1] - self.marks[0]) * 1e3
 
     def wait(self) -> None:
         assert self._capturing is None, "nobody may wait while a stream is captured"

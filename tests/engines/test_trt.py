@@ -143,6 +143,19 @@ def outcome(twin: Twin, way: str) -> Any:
         return type(error)
 
 
+def test_what_a_late_draft_took_is_told_by_the_device(twin: Twin) -> None:
+    """The controller learns of both models, though the host never waits for the draft."""
+    with twin.open() as runtime:
+        result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+        assert result.stats.drafted > 0
+        experience = runtime.experience
+        assert experience.draft.is_known
+        assert 0 < experience.draft.ms(1) < 1e3
+        assert experience.target.ms(1) > 0
+    with twin.on_cpu() as runtime:
+        assert runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids == result.token_ids
+
+
 def test_a_read_that_does_not_wait_is_noticed(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the simulation: what is not waited for is not there."""
     with twin.on_cpu() as runtime:
