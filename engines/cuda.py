@@ -149,7 +149,8 @@ class RealCuda:
 
     def elapsed_ms(self) -> float:
         """From the last mark 0 to the last mark 1. Both must be waited for."""
-        return float(self._call("cudaEventElapsedTime", *self._events))
+        first, last = self._events
+        return float(self._call("cudaEventElapsedTime", first, last))
 
     def wait(self) -> None:
         """Wait until everything in the stream is done."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
-from specrt.engines import ort as cpu
 from specrt.engines.bound import DeviceBinding
 from specrt.engines.device import open_device
 from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.ort import OrtBinding, check_graph, session_options
 from specrt.engines.seam import Array
 from specrt.engines.spec import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
 
@@ -35,49 +36,47 @@ class OrtCudaEngine:
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
         self.contract, self.device = contract, open_device()
         _check_dtype(graph, contract)
-        if _CUDA not in cpu.ort.get_available_providers():
+        if _CUDA not in ort.get_available_providers():
             raise BackendError(
-                f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(cpu.ort.get_available_providers())}; "
+                f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(ort.get_available_providers())}; "
                 f"{_INSTALL}"
             )
-        self.session = self._open(graph, threads)
+        self.session, not_strict = self._open(graph, threads)
         providers = self.session.get_providers()
         if providers[:1] != [_CUDA]:
             raise BackendError(
                 f"device cuda: asked for {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
                 f"of another version, see 'specrt doctor'"
             )
-        cpu.check_graph(self.session, contract, graph)
-        self.options = cpu.ort.RunOptions()
+        if not_strict is not None:
+            line = f"{graph}: some of it runs on the CPU and is copied in every pass ({not_strict}); expect slow rounds"
+            warnings.warn(line, stacklevel=2)
+        check_graph(self.session, contract, graph)
+        self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._open_slots: set[int] = set()
 
-    def _open(self, graph: Path, threads: int) -> Any:
-        """A session without nodes on the CPU; where that cannot be, one with some, and a warning that says so."""
+    def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
+        """A session without nodes on the CPU; where that cannot be, one with some, and the reason."""
         try:
-            return self._session(graph, threads, strict=True)
+            return self._session(graph, threads, strict=True), None
         except Exception as error:  # onnxruntime's exceptions share no base of their own
-            strict_reason = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
         try:
-            session = self._session(graph, threads, strict=False)
+            return self._session(graph, threads, strict=False), reason
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise BundleError(
-                f"{graph}: onnxruntime {cpu.ort.__version__} cannot load it on CUDA ({reason}); export it again"
+                f"{graph}: onnxruntime {ort.__version__} cannot load it on CUDA ({reason}); export it again"
             ) from error
-        warnings.warn(
-            f"{graph}: some of it runs on the CPU and is copied in every pass ({strict_reason}); expect slow rounds",
-            stacklevel=2,
-        )
-        return session
 
     def _session(self, graph: Path, threads: int, strict: bool) -> Any:
-        options = cpu.session_options(threads, prepack=True)
+        options = session_options(threads, prepack=True)
         if strict:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         settings = {"user_compute_stream": str(self.device.api.stream), "use_ep_level_unified_stream": "1"}
         providers: list[Any] = [(_CUDA, settings)]
-        return cpu.ort.InferenceSession(str(graph), options, providers=providers if strict else [*providers, _CPU])
+        return ort.InferenceSession(str(graph), options, providers=providers if strict else [*providers, _CPU])
 
     def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> OrtCudaBinding:
         """See ``specrt.engines.seam.Engine.open``."""
@@ -124,7 +123,7 @@ class OrtCudaBinding(DeviceBinding):
         for tensor in self.contract.outputs:
             shape = tensor.resolve(dims)
             io.bind_output(tensor.name, "cuda", 0, _element(tensor.dtype), shape, self.address(tensor))
-        if width <= cpu.OrtBinding.KEPT_WIDTHS or width == limits[WIDTH]:
+        if width <= OrtBinding.KEPT_WIDTHS or width == limits[WIDTH]:
             self._bound[width, rows] = io
         return io
 

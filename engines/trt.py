@@ -157,11 +157,15 @@ class TrtEngine:
         return binding
 
     def profile_for(self, width: int, rows: int) -> int:
-        """The number of the first profile that such a pass fits; ``verify`` comes before ``prefill``."""
-        for index, sizes in enumerate(self.entry.profiles.values()):
-            if width <= sizes[WIDTH][-1] and rows <= sizes[ROWS][-1]:
-                return index
-        raise ValueError(f"pass of {width} tokens and {rows} rows: no profile of {self.name} is so large")
+        """The number of the narrowest profile that such a pass fits."""
+        fitting = [
+            (sizes[WIDTH][-1], index)
+            for index, sizes in enumerate(self.entry.profiles.values())
+            if width <= sizes[WIDTH][-1] and rows <= sizes[ROWS][-1]
+        ]
+        if not fitting:
+            raise ValueError(f"pass of {width} tokens and {rows} rows: no profile of {self.name} is so large")
+        return min(fitting)[1]
 
     def is_kept(self, width: int, rows: int) -> bool:
         """Whether passes of this size have a context of their own."""

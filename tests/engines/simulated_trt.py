@@ -184,7 +184,7 @@ class IExecutionContext:
         self.scratch: tuple[int, int] | None = None
         self.addresses: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, ...]] = {
-            t.name: t.shape for t in engine.contract.inputs if all(isinstance(d, int) for d in t.shape)
+            t.name: t.resolve({}) for t in engine.contract.inputs if all(isinstance(d, int) for d in t.shape)
         }
         self.is_captured = False
         self.runs = 0

@@ -28,7 +28,7 @@ def calls_of_cuda() -> Iterator[tuple[str, int | None]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name == "_call" and isinstance(node.args[0], ast.Constant):
-                yield node.args[0].value, len(node.args) - 1
+                yield str(node.args[0].value), len(node.args) - 1
             elif name.startswith("cuda"):
                 yield name, len(node.args)
         if isinstance(node, ast.Attribute) and node.attr.startswith("cuda"):

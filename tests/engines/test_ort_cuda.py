@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime as real_ort
 import pytest
 
 import specrt
-from specrt.engines import device, ort, ort_cuda
+from specrt.engines import device, ort_cuda
 from specrt.engines.device import Device
 from specrt.engines.errors import BackendError, UsageError
 from specrt.exporter.export import export
@@ -52,18 +51,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
     cuda = SimulatedCuda()
     opened = Device(cuda)
     module = SimulatedOrt(cuda)
-    helpers = SimpleNamespace(
-        ort=module, OrtBinding=ort.OrtBinding, check_graph=ort.check_graph, session_options=ort.session_options
-    )
-    monkeypatch.setattr(ort_cuda, "cpu", helpers)
+    monkeypatch.setattr(ort_cuda, "ort", module)
     for place in (device, ort_cuda):
         monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
     return module
 
 
 def generated(runtime: Runtime, **way: Any) -> tuple[list[int], list[int]]:
-    k = {} if way.get("draft") == "none" else {"num_speculative_tokens": K}
-    result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **k, **way)
+    if way.get("draft") != "none":
+        way["num_speculative_tokens"] = K
+    result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **way)
     return result.token_ids, result.stats.acceptance_histogram
 
 
@@ -130,7 +127,7 @@ def test_fp32_has_no_attention_on_cuda(tiny_bundle: Path, gpu: SimulatedOrt) -> 
 def test_without_a_gpu_one_line_says_so(half: Path) -> None:
     if "CUDAExecutionProvider" in real_ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
-    with pytest.raises(BackendError, match="device cuda: .*(driver|install)"):
+    with pytest.raises(BackendError, match=r"device cuda: .*(driver|install)"):
         specrt.load(half, device="cuda")
 
 

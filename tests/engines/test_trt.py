@@ -17,13 +17,19 @@ import numpy as np
 import pytest
 
 from specrt.engines.device import Device
-from specrt.engines.trt import KEPT_WIDTHS, TrtBuild
+from specrt.engines.heads import BLOCK, FILTER, MATCH, MATCH_SAMPLED, NUCLEUS, PENALTIES
+from specrt.engines.plan import allocated_bytes, plan_slot
+from specrt.engines.trt import KEPT_WIDTHS, TrtBinding, TrtBuild
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
 from tests.engines.gpu_twin import Twin
-from tests.engines.simulated_trt import CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy
+from tests.engines.simulated_trt import (
+    SCRATCH_BYTES,
+    CudaGraphStrategy,
+    DynamicShapesKernelSpecializationStrategy,
+)
 
 K, NUM_TOKENS = 3, 32
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
@@ -64,7 +70,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weights in model.parameters():
-            weights += 0.02 * weights.std() * torch.randn(weights.shape, generator=generator)
+            weights.add_(0.02 * weights.std() * torch.randn(weights.shape, generator=generator))
     model.save_pretrained(root / "draft")
     tiny_tokenizer().save_pretrained(root / "draft")
     options = ExportOptions(
@@ -106,7 +112,7 @@ def counted(twin: Twin, runtime: Runtime, way: dict[str, Any]) -> list[Counter[s
     """What the GPU was asked in each round."""
     options = options_of({"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
     settings, slot = settings_of(options, runtime.manifest), runtime.open_slot("model")
-    marks = []
+    marks: list[Counter[str]] = []
     for _ in range(2):  # the second text finds all contexts there
         marks.clear()
         prompt = runtime.codec.encode(PROMPT)
@@ -231,6 +237,38 @@ def test_rtx_captures_by_itself_and_exchanges_no_kernels(exported: Path, tmp_pat
                 eager = DynamicShapesKernelSpecializationStrategy.EAGER
                 assert (kernels is eager) == is_kept
                 assert (context.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE) == is_kept
+
+
+def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
+    """Names, bytes, who lies where, and that nothing is allocated beside the plan."""
+    heads = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
+    plan = plan_slot(twin.manifest, twin.backend, heads, scratch_bytes=SCRATCH_BYTES)
+    found = {}
+    with twin.open() as runtime:
+        slot = runtime.open_slot("model")
+        for role, part in (("target", slot.target), ("draft", slot.draft)):
+            assert part is not None
+            bindings = {role: part.model.binding, **{f"{role}/{name}": part.heads.head(name) for name in heads}}
+            for owner, binding in bindings.items():
+                assert isinstance(binding, TrtBinding)
+                binding.run(1, 1)
+                for tensor in (*binding.contract.inputs, *binding.contract.outputs):
+                    found[f"{owner}/{tensor.name}"] = binding.address(tensor)
+                if binding._mail.size:
+                    found[f"{owner}/mailbox"] = binding._mail_address
+        allocated = sum(twin.cuda.sizes.values()) + sum(twin.cuda.pinned.values())
+        sizes = {**twin.cuda.sizes}
+        slot.close()
+    planned = {buffer.name: buffer for buffer in plan if buffer.owner != "device"}
+    assert planned.keys() == found.keys()
+    for name, buffer in planned.items():
+        if buffer.alias is None:
+            assert sizes[found[name]] == buffer.num_bytes, name
+        elif buffer.alias.endswith("/mailbox"):
+            assert 0 <= found[name] - found[buffer.alias] <= planned[buffer.alias].num_bytes - buffer.num_bytes
+        else:
+            assert found[name] == found[buffer.alias], name
+    assert allocated == allocated_bytes(plan)
 
 
 def test_closing_gives_back_all_memory(twin: Twin) -> None:

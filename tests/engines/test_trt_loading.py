@@ -17,10 +17,11 @@ from specrt.engines import trt
 from specrt.engines.device import DeviceArray, encoded
 from specrt.engines.errors import BackendError, BundleError, SpecrtError, UsageError
 from specrt.engines.integrity import sha256_of
-from specrt.engines.profiles import PREFILL, VERIFY
+from specrt.engines.profiles import PREFILL, VERIFY, Profile
 from specrt.engines.record import (
     RECORD_NAME,
     BuildRecord,
+    check_build,
     engines_folder,
     record_from_bundle,
     record_text,
@@ -72,7 +73,10 @@ def test_what_the_record_says_is_checked_before_anything_is_loaded(twin: Twin) -
     twin.library.__version__ = "1.7.1"
     engines = record_from_bundle(twin.bundle, BACKEND).engines
     for profile, dim, least in ((VERIFY, ROWS, 3), (PREFILL, WIDTH, 31)):
-        profiles = {**engines["target"].profiles, profile: {WIDTH: (1, 1, least), ROWS: (1, 1, least)}}
+        profiles: dict[str, Profile] = {
+            **engines["target"].profiles,
+            profile: {WIDTH: (1, 1, least), ROWS: (1, 1, least)},
+        }
         rewrite(twin, engines={**engines, "target": replace(engines["target"], profiles=profiles)})
         assert f"profile {profile} is built for {least} {dim}" in refused(twin, BackendError)
     assert twin.library.engines == []
@@ -213,8 +217,12 @@ def test_runtime_cache_is_kept_beside_the_engines(twin: Twin, monkeypatch: pytes
 
 def test_a_build_is_checked_once_for_all_its_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
-    check = trt.check_build
-    monkeypatch.setattr(trt, "check_build", lambda *arguments: checks.append(1) or check(*arguments))
+
+    def counted(*arguments: Any) -> list[str]:
+        checks.append(1)
+        return check_build(*arguments)
+
+    monkeypatch.setattr(trt, "check_build", counted)
     with specrt.load(twin.bundle, backend=BACKEND) as runtime:
         runtime.generate("The quick", max_new_tokens=3)
     assert len(twin.library.engines) > 2
