@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from specrt.engines import heads, oracle
-from specrt.engines.seam import Array, allocate, check_shared
+from specrt.engines.seam import Array, HostBinding, allocate, check_shared
 from specrt.engines.spec import (
     INPUT_IDS,
     LOGITS,
@@ -42,7 +42,7 @@ def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_widt
     )
 
 
-class _Binding:
+class _Binding(HostBinding):
     def __init__(self, owner: _Engine, slot: int, shared: Mapping[str, Array]) -> None:
         self._owner, self._slot, self._is_open = owner, slot, True
         buffers: dict[str, Array] = {}

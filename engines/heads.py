@@ -19,9 +19,12 @@ from specrt.engines.spec import (
     INPUT_IDS,
     LOGITS,
     NUM_ACCEPTED,
+    POSITION_IDS,
     ROW_INDICES,
     ROWS,
+    SEQLENS_K,
     TOKENS,
+    TOTAL_SEQUENCE_LENGTH,
     WIDTH,
     Contract,
     ModelSpec,
@@ -59,6 +62,16 @@ CHOSEN_IDS = "chosen_ids"
 TOKEN_LOGPROBS = "token_logprobs"
 TOP_LOGPROBS = "top_logprobs"
 TOP_IDS = "top_ids"
+
+# What the host writes, of models and heads. Everything else is made on the device, and stays there.
+HOST_WRITTEN = frozenset(
+    {
+        *(INPUT_IDS, POSITION_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, ROW_INDICES),
+        *(CONTEXT_COUNTS, OUTPUT_COUNTS, LOGIT_BIAS, ENDING_LIMIT, NUM_UNENDING_ROWS),
+        *(REPETITION_PENALTY, PRESENCE_PENALTY, FREQUENCY_PENALTY),
+        *(TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORMS, CHOSEN_IDS),
+    }
+)
 
 # The three filters in turn: each sorts so many of the most likely ids, and the last finds the rest by bisection.
 NUM_SORTED, NUM_SORTED_WIDE = 128, 1024

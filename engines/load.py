@@ -1,4 +1,4 @@
-"""From a backend's name to its engines. A row of ``_LOADERS`` for each backend."""
+"""From a backend's name and a device to its engines. A row of ``_LOADERS`` or ``_ON_CUDA`` for each backend."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrt.engines.cpu import available_cores
-from specrt.engines.errors import BackendError
+from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.manifest import Manifest
 from specrt.engines.seam import Engine
 from specrt.engines.spec import Contract
 from specrt.engines.trt_library import LIBRARIES
+
+CPU, CUDA = "cpu", "cuda"
+DEVICES = (CPU, CUDA)
+
+_Load = Callable[[Path, Contract, int | None], Engine]
 
 
 def _onnxruntime(graph: Path, contract: Contract, threads: int | None) -> Engine:
@@ -19,7 +24,23 @@ def _onnxruntime(graph: Path, contract: Contract, threads: int | None) -> Engine
     return OrtEngine(graph, contract, threads or available_cores())
 
 
-_LOADERS: dict[str, Callable[[Path, Contract, int | None], Engine]] = {"onnxruntime": _onnxruntime}
+def _onnxruntime_cuda(graph: Path, contract: Contract, threads: int | None) -> Engine:
+    from specrt.engines.ort_cuda import OrtCudaEngine
+
+    return OrtCudaEngine(graph, contract, threads or available_cores())
+
+
+def _tensorrt(backend: str) -> _Load:
+    def load(graph: Path, contract: Contract, threads: int | None) -> Engine:
+        from specrt.engines.trt import TrtEngine, bundle_of, open_build
+
+        return TrtEngine(open_build(bundle_of(graph), backend), graph, contract)
+
+    return load
+
+
+_LOADERS: dict[str, _Load] = {"onnxruntime": _onnxruntime}
+_ON_CUDA: dict[str, _Load] = {"onnxruntime": _onnxruntime_cuda, **{name: _tensorrt(name) for name in LIBRARIES}}
 
 
 def choose_backend(manifest: Manifest, wanted: str | None) -> str:
@@ -34,13 +55,24 @@ def choose_backend(manifest: Manifest, wanted: str | None) -> str:
     return wanted
 
 
-def load_engine(backend: str, graph: Path, contract: Contract, threads: int | None) -> Engine:
-    """Load one graph. Raises ``BackendError`` when the backend's library is missing, ``BundleError`` for the graph."""
-    if backend in LIBRARIES:
+def choose_device(backend: str, wanted: str | None) -> str:
+    """``wanted``, or where the backend runs: TensorRT on cuda, others on the cpu. Raises ``BackendError``."""
+    if wanted is not None and wanted not in DEVICES:
+        raise UsageError(f"device: got {wanted!r}, expected one of {', '.join(DEVICES)}")
+    if wanted == CPU and backend in LIBRARIES:
         raise BackendError(
-            f"backend {backend}: this specrt builds its engines and has no runtime for them yet; "
-            "to generate, export with --backend onnxruntime"
+            f"device cpu: backend {backend} runs on a GPU only; leave the device out, or export with --backend "
+            "onnxruntime"
         )
-    if backend not in _LOADERS:
-        raise BackendError(f"backend {backend}: this specrt has {', '.join(_LOADERS)}; install a newer one")
-    return _LOADERS[backend](graph, contract, threads)
+    return wanted or (CUDA if backend in LIBRARIES else CPU)
+
+
+def load_engine(
+    backend: str, graph: Path, contract: Contract, threads: int | None, device: str | None = None
+) -> Engine:
+    """Load one graph. Raises ``BackendError`` when the backend's library is missing, ``BundleError`` for the graph."""
+    loaders = _LOADERS if choose_device(backend, device) == CPU else _ON_CUDA
+    if backend not in loaders:
+        known = ", ".join(sorted({*_LOADERS, *_ON_CUDA}))
+        raise BackendError(f"backend {backend}: this specrt has {known}; install a newer one")
+    return loaders[backend](graph, contract, threads)

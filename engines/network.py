@@ -12,8 +12,7 @@ from typing import Any
 
 from specrt.engines.errors import BackendError
 from specrt.engines.spec import Contract, TensorSpec
-
-_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "INT32": "int32"}
+from specrt.engines.trt_library import DTYPES
 
 
 def make_logger(trt: Any) -> Any:
@@ -80,7 +79,7 @@ def _differences(kind: str, found: list[Any], expected: tuple[TensorSpec, ...]) 
         if tensor is None:
             yield f"{kind} {spec.name} is gone"
             continue
-        dtype = _DTYPES.get(tensor.dtype.name, tensor.dtype.name)
+        dtype = DTYPES.get(tensor.dtype.name, tensor.dtype.name)
         shape = tuple(tensor.shape)
         fits = len(shape) == len(spec.shape) and all(
             got == (-1 if isinstance(dim, str) else dim) for got, dim in zip(shape, spec.shape, strict=True)

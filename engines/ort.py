@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.errors import BackendError, BundleError
-from specrt.engines.seam import Array, allocate, check_shared
+from specrt.engines.seam import Array, HostBinding, allocate, check_shared
 from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
 
 try:
@@ -25,12 +25,14 @@ except ImportError as error:
 _ORT_TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
     "tensor(int64)": "int64",
     "tensor(int32)": "int32",
 }
 
 
-def _session_options(threads: int, prepack: bool) -> Any:
+def session_options(threads: int, prepack: bool) -> Any:
+    """Options of every session: quiet, one pass at a time, no threads that spin while others work."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -51,6 +53,22 @@ def _closed(shape: Sequence[Dim | None], expected: tuple[str, tuple[Dim, ...]] |
     return tuple(dim if isinstance(dim, int) else wanted for dim, wanted in zip(shape, expected[1], strict=True))
 
 
+def check_graph(session: Any, contract: Contract, graph: Path) -> None:
+    """Raise ``BundleError`` unless the session's graph has the inputs and outputs of ``contract``."""
+    for kind, tensors, nodes in (
+        ("inputs", contract.inputs, session.get_inputs()),
+        ("outputs", contract.outputs, session.get_outputs()),
+    ):
+        expected = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+        found = {n.name: (_ORT_TYPES.get(n.type, n.type), _closed(n.shape, expected.get(n.name))) for n in nodes}
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                raise BundleError(
+                    f"{graph}: {kind} differ from the contract at {name}: "
+                    f"got {found.get(name)}, expected {expected.get(name)}; export the bundle again"
+                )
+
+
 class OrtEngine:
     """A graph and its weights in an ONNX Runtime session.
 
@@ -64,29 +82,15 @@ class OrtEngine:
         self.contract = contract
         try:
             self.session = ort.InferenceSession(
-                str(graph), _session_options(threads, prepack), providers=["CPUExecutionProvider"]
+                str(graph), session_options(threads, prepack), providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's exceptions share no base of their own
             reason = str(error).splitlines()[0]
             raise BundleError(
                 f"{graph}: onnxruntime {ort.__version__} cannot load it ({reason}); export it again"
             ) from error
-        self._check_contract(graph)
+        check_graph(self.session, contract, graph)
         self._open_slots: set[int] = set()
-
-    def _check_contract(self, graph: Path) -> None:
-        for kind, tensors, nodes in (
-            ("inputs", self.contract.inputs, self.session.get_inputs()),
-            ("outputs", self.contract.outputs, self.session.get_outputs()),
-        ):
-            expected = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
-            found = {n.name: (_ORT_TYPES.get(n.type, n.type), _closed(n.shape, expected.get(n.name))) for n in nodes}
-            for name in sorted(expected.keys() | found.keys()):
-                if found.get(name) != expected.get(name):
-                    raise BundleError(
-                        f"{graph}: {kind} differ from the contract at {name}: "
-                        f"got {found.get(name)}, expected {expected.get(name)}; export the bundle again"
-                    )
 
     def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> OrtBinding:
         """See ``specrt.engines.seam.Engine.open``."""
@@ -100,7 +104,7 @@ class OrtEngine:
         self._open_slots.discard(slot)
 
 
-class OrtBinding:
+class OrtBinding(HostBinding):
     """One slot's memory and its bindings; see ``specrt.engines.seam.Binding``."""
 
     # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from specrt.engines.heads import MATCH, head_contract
-from specrt.engines.load import choose_backend
+from specrt.engines.device import READ_BYTES, UPLOAD_BYTES, aligned
+from specrt.engines.heads import HOST_WRITTEN, MATCH, head_contract
+from specrt.engines.load import CPU, choose_backend, choose_device
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.spec import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
 
@@ -26,18 +27,32 @@ class PlannedBuffer:
     owner: str
 
 
-def plan_slot(manifest: Manifest, backend: str, heads: Sequence[str] = (MATCH,)) -> tuple[PlannedBuffer, ...]:
+def plan_slot(
+    manifest: Manifest,
+    backend: str,
+    heads: Sequence[str] = (MATCH,),
+    device: str | None = None,
+    scratch_bytes: int = 0,
+) -> tuple[PlannedBuffer, ...]:
     """The buffers of a slot with its draft and these ``heads`` of both models, opened in this order.
 
-    The backends of a bundle bind the same contract, so they share the plan. Raises ``BackendError`` for a backend that
-    the bundle is not for.
+    The backends of a bundle bind the same contract. On a device, what the host writes for a graph lies in one
+    ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
+    ``scratch``, whose size only loaded engines can tell. Raises ``BackendError`` for a backend or device that the
+    bundle is not for.
     """
-    choose_backend(manifest, backend)
+    is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
     vocab_size = target.spec.vocab_size
     plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads)
     if manifest.draft.kind != "ngram":
         plan += _plan_model("draft", draft or target, 1, vocab_size, heads)
+    if is_on_device:
+        areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
+        plan = [
+            *_with_mailboxes(plan),
+            *(PlannedBuffer(f"device/{n}", size, None, "device") for n, size in areas.items()),
+        ]
     return tuple(plan)
 
 
@@ -58,6 +73,19 @@ def _plan_model(
         for tensor in (*contract.inputs, *contract.outputs):
             memory.setdefault(tensor.name, f"{owner}/{tensor.name}")
     return plan
+
+
+def _with_mailboxes(plan: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:
+    """Tensors that the host writes lie in the mailbox of the graph that owns them."""
+    mailboxes: dict[str, int] = {}
+    placed = []
+    for buffer in plan:
+        if buffer.alias is None and buffer.name.removeprefix(f"{buffer.owner}/") in HOST_WRITTEN:
+            mailboxes[buffer.owner] = mailboxes.get(buffer.owner, 0) + aligned(buffer.num_bytes)
+            placed.append(replace(buffer, alias=f"{buffer.owner}/mailbox"))
+        else:
+            placed.append(buffer)
+    return [*placed, *(PlannedBuffer(f"{owner}/mailbox", size, None, owner) for owner, size in mailboxes.items())]
 
 
 def _plan_graph(owner: str, contract: Contract, memory: dict[str, str]) -> list[PlannedBuffer]:

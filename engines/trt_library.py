@@ -32,6 +32,9 @@ LIBRARIES = {
     "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15,<11.5'", (10, 15), (11, 4), False),
 }
 
+# The library's names of dtypes, and ours
+DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "INT32": "int32"}
+
 
 def library_of(backend: str) -> Library:
     """The row of ``backend``. Raises ``BackendError`` for a backend that has no engines to build."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from specrt.runtime.acceptance import Acceptance, expected_tokens
 from specrt.runtime.costs import Costs
 from specrt.runtime.drafters import ModelDrafter, NGramDrafter
+from specrt.runtime.late import LateIds
 
 MODEL = "model"
 # An n-gram source for each length of the suffix that was found: from so many tokens on.
@@ -75,7 +76,8 @@ _PLAIN = _Choice(None, 0, 0.0)
 class AdaptiveDrafter:
     """A ``Drafter`` that chooses among an n-gram lookup, a draft model and nothing, round by round.
 
-    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's.
+    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's; where
+    drafted ids come late, the draft's passes fall into it, and the device says how long they took.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class AdaptiveDrafter:
             source: Acceptance(experience.k, known.rates()) for source, known in experience.acceptance.items()
         }
         self.is_sampled = False
+        self._late: tuple[int, float] | None = None  # of a draft whose time is not known yet: first pass, begin
         self._plain_rounds, self._wait = 0, _FIRST_PROBE
         self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
 
@@ -116,7 +119,13 @@ class AdaptiveDrafter:
             return
         source, num_drafted, before, since = self._proposed
         self._proposed = None
-        self._experience.target.observe(max(num_drafted + 1, self._min_width), (self._clock() - since) * 1e3)
+        target_ms = (self._clock() - since) * 1e3
+        if self._late is not None and self._model is not None:
+            (pending, started), self._late = self._late, None
+            draft_ms = self._model.last_ms
+            self._observe_draft(pending, num_drafted, draft_ms)
+            target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
+        self._experience.target.observe(max(num_drafted + 1, self._min_width), target_ms)
         if source is not None:
             for acceptance in (self._acceptance[source], self._experience.acceptance[source]):
                 acceptance.observe(num_drafted, min(num_committed - before - 1, num_drafted))
@@ -142,7 +151,9 @@ class AdaptiveDrafter:
         assert self._model is not None
         pending, started = self._model.num_pending(committed), self._clock()
         drafted = self._model.propose(committed, choice.k)
-        if drafted:
+        if isinstance(drafted, LateIds):
+            self._late = (pending, started) if drafted else None
+        elif drafted:
             self._observe_draft(pending, len(drafted), (self._clock() - started) * 1e3)
         return drafted
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrt.engines.seam import Engine
+from specrt.engines.seam import Array, Engine, Memory
 from specrt.engines.spec import (
     INPUT_IDS,
     POSITION_IDS,
@@ -16,9 +16,11 @@ from specrt.engines.spec import (
     ModelSpec,
 )
 
+UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
+
 
 class CachedModel:
-    """Feeds tokens after the ``kv_len`` that the cache holds; the last rows of a pass leave their logits in ``host``.
+    """Feeds tokens after the ``kv_len`` that the cache holds; ``read(LOGITS)`` gives the last rows of the last pass.
 
     Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
     With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
@@ -31,8 +33,8 @@ class CachedModel:
         self.min_width = 1
         self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
         self._num_wide = 0  # so many of them were fed in passes of two or more
-        self._binding = engine.open(slot)
-        self.host = host = self._binding.host
+        self.binding = engine.open(slot)
+        host = self.binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
         # [1] i32 each; the standard dialect takes the length from the positions
@@ -40,8 +42,10 @@ class CachedModel:
         self._rows = host[ROW_INDICES]  # [max_rows] i64
         self._all_positions = np.arange(spec.capacity, dtype=np.int64)
 
-    def feed(self, ids: Sequence[int], rows: int) -> tuple[int, int]:
+    def feed(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
         """Feed ``ids``; the last ``rows`` of them get logits. Returns the (width, rows) of the last pass.
+
+        ``late`` [N] i64 holds the last ids, N of them, where the host does not know them yet; ``learn`` them later.
 
         Wider passes are cut into several. Rows beyond those asked for repeat the last one. Raises ``ValueError`` when
         there is nothing to feed or the buffers cannot hold it.
@@ -56,12 +60,21 @@ class CachedModel:
             width = min(self.spec.max_width, remaining - rows)
             self._pass(ids[start : start + width], 1)
             start, remaining = start + width, remaining - width
-        return self._pass(ids[start:] if start else ids, rows)
+        return self._pass(ids[start:] if start else ids, rows, late)
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Feed ``ids`` and keep nothing but their KV."""
         if ids:
             self.feed(ids, 1)
+
+    def learn(self, start: int, ids: Sequence[int]) -> None:
+        """The ids fed from position ``start`` on were these, as far as the cache goes."""
+        known = ids[: max(0, self.kv_len - start)]
+        self._tokens[start : start + len(known)] = known
+
+    def read(self, *names: str) -> list[Array]:
+        """See ``specrt.engines.seam.Binding.read``."""
+        return self.binding.read(*names)
 
     def rollback(self, kv_len: int) -> None:
         """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
@@ -78,9 +91,9 @@ class CachedModel:
 
     def close(self) -> None:
         """Give the slot back."""
-        self._binding.close()
+        self.binding.close()
 
-    def _pass(self, ids: Sequence[int], rows: int) -> tuple[int, int]:
+    def _pass(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
         num_ids, start = len(ids), self.kv_len
         width, num_rows = max(num_ids, self.min_width), max(rows, self.min_width)
         end = start + width
@@ -90,7 +103,12 @@ class CachedModel:
         self._last[0], self._total[0] = end - 1, end
         self._rows[:rows] = self._all_positions[num_ids - rows : num_ids]
         self._rows[rows:num_rows] = num_ids - 1
-        self._binding.run(width, num_rows)
+        if late is not None:
+            self._ids[num_ids - len(late) : width] = 0
+        self.binding.upload()
+        if late is not None:
+            self.binding.take(INPUT_IDS, num_ids - len(late), late)
+        self.binding.run(width, num_rows)
         self._tokens[start:] = ids
         if width > 1:
             self._num_wide = start + num_ids if self._num_wide >= start else self._num_wide

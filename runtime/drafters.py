@@ -19,7 +19,10 @@ class Drafter(Protocol):
     def is_sampled(self) -> bool: ...
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """At most ``k`` tokens that may follow ``committed``; fewer where it has none. ``k = 0`` only catches up."""
+        """At most ``k`` tokens that may follow ``committed``; fewer where it has none. ``k = 0`` only catches up.
+
+        Ids that come late are known after the verdict on them.
+        """
         ...
 
     def commit(self, num_committed: int) -> None:
@@ -33,6 +36,7 @@ class ModelDrafter:
     It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
     and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
     it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
+    On a device the ids come late (``specrt.runtime.late``): the host does not wait for them.
     """
 
     is_sampled = True
@@ -49,13 +53,20 @@ class ModelDrafter:
         if k == 0:
             self._draft.prefill(committed)
             return []
-        drafted: list[int] = []
+        drafted = self._draft.begin()
+        self._draft.model.binding.mark(0)
         for _ in range(min(k, room + 1)):
             token = self._draft.next(committed, drafted)
             if token is None or token >= self._vocab_size:
                 break
             drafted.append(token)
+        self._draft.model.binding.mark(1)
         return drafted
+
+    @property
+    def last_ms(self) -> float:
+        """What the last draft took. Where its ids come late, that is known after the verdict on them."""
+        return self._draft.model.binding.elapsed_ms()
 
     def commit(self, num_committed: int) -> None:
         """See ``Drafter.commit``."""

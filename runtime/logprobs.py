@@ -30,14 +30,13 @@ class Logprobs:
         host = self._binding.host
         host[CHOSEN_IDS][:rows] = 0
         host[CHOSEN_IDS][: len(tokens)] = tokens
+        self._binding.upload(CHOSEN_IDS)
         self._binding.run(width, rows)
+        num = len(tokens)
+        top_ids, top_logs, chosen = self._binding.read(TOP_IDS, TOP_LOGPROBS, TOKEN_LOGPROBS)
         top = [
             tuple(zip(ids.tolist(), logs.tolist(), strict=True))
-            for ids, logs in zip(
-                host[TOP_IDS][: len(tokens), : self._num_top],
-                host[TOP_LOGPROBS][: len(tokens), : self._num_top],
-                strict=True,
-            )
+            for ids, logs in zip(top_ids[:num, : self._num_top], top_logs[:num, : self._num_top], strict=True)
         ]
-        logprobs = host[TOKEN_LOGPROBS][: len(tokens)].tolist()
+        logprobs = chosen[:num].tolist()
         return [TokenLogprobs(*row) for row in zip(tokens, logprobs, top, strict=True)]

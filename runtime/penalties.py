@@ -19,7 +19,7 @@ from specrt.engines.heads import (
     PROCESSED_LOGITS,
     REPETITION_PENALTY,
 )
-from specrt.engines.seam import Array
+from specrt.engines.seam import Array, Binding, Memory
 from specrt.engines.spec import LOGITS
 from specrt.runtime.heads import SlotHeads
 from specrt.runtime.options import LogitsProcessor
@@ -31,7 +31,7 @@ class Penalties:
 
     def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
         self._binding = heads.head(PENALTIES)
-        host = self._binding.host
+        host = heads.host
         self._context, self._output = host[CONTEXT_COUNTS], host[OUTPUT_COUNTS]  # [V] f32 each
         self._unending = host[NUM_UNENDING_ROWS]
         self._num_prompt_tokens, self._min_new_tokens = num_prompt_tokens, settings.min_new_tokens
@@ -49,24 +49,30 @@ class Penalties:
         host[REPETITION_PENALTY][:] = settings.repetition_penalty
         host[PRESENCE_PENALTY][:] = settings.presence_penalty
         host[FREQUENCY_PENALTY][:] = settings.frequency_penalty
+        self._binding.upload()
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int]) -> None:
         """Process ``rows`` rows, the first of which follows ``committed`` and ``ahead``."""
         self._count(committed, ahead)
         num_new = len(committed) + len(ahead) - self._num_prompt_tokens
         self._unending[0] = max(0, self._min_new_tokens - num_new)
+        self._binding.upload(NUM_UNENDING_ROWS)
         self._binding.run(width, rows)
 
     def _count(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
         """Uncount what was not committed when it was counted, then count up to the end of ``ahead``."""
-        counted = self._counted
+        counted, changed = self._counted, []
         while len(counted) > self._num_committed:
-            self._add(counted.pop(), len(counted), -1)
+            changed.append(counted.pop())
+            self._add(changed[-1], len(counted), -1)
         new = [*committed[len(counted) :], *ahead]
         for token in new:
             self._add(token, len(counted), 1)
             counted.append(token)
         self._num_committed = len(committed)
+        ids = [token for token in {*changed, *new} if token < len(self._context)]
+        self._binding.upload_items(CONTEXT_COUNTS, ids)
+        self._binding.upload_items(OUTPUT_COUNTS, ids)
 
     def _add(self, token: int, position: int, amount: int) -> None:
         if token < len(self._context):
@@ -80,30 +86,34 @@ class Processors:
 
     A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
     never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are. What was banned before
-    stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another.
+    stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another. Logits
+    are ``source`` of the binding that made them, and go to ``processed_logits`` of ``output``.
     """
 
     def __init__(
-        self, memory: Array, source: Array | None, processors: Sequence[LogitsProcessor], vocab_size: int
+        self, maker: Binding, source: str, output: Binding, processors: Sequence[LogitsProcessor], vocab_size: int
     ) -> None:
-        self._logits, self._source, self._processors = memory, source, processors
-        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, memory.shape[1])
+        self._maker, self._source, self._output, self._processors = maker, source, output, processors
+        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, maker.memory[source].shape[1])
 
     def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Change rows [R, V] f32 in place; return how many have an id left before the first that has none.
+        """Change rows [R, V] f32; return how many have an id left before the first that has none.
 
         That one is left as it was. Raises ``UsageError`` when a processor returns another shape.
         """
-        if self._source is not None:
-            self._logits[:rows] = self._source[:rows]
-        prefix = (*committed, *ahead)
-        for row in range(rows):
-            if not self._apply(prefix, self._logits[row]):
+        logits = self._maker.read(self._source)[0][:rows].copy()
+        num_open = self._process(logits, (*committed, *ahead), drafted)
+        self._output.write(PROCESSED_LOGITS, logits)
+        return num_open
+
+    def _process(self, logits: Array, prefix: tuple[int, ...], drafted: Sequence[int]) -> int:
+        for row in range(len(logits)):
+            if not self._apply(prefix, logits[row]):
                 return row
-            if row >= len(drafted) or self._logits[row, drafted[row]] == -np.inf:
+            if row >= len(drafted) or logits[row, drafted[row]] == -np.inf:
                 break
             prefix = (*prefix, drafted[row])
-        return rows
+        return len(logits)
 
     def _apply(self, prefix: tuple[int, ...], row: Array) -> bool:
         """Whether an id is left."""
@@ -131,11 +141,11 @@ class Processing:
     def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
         self._penalties = Penalties(heads, settings, num_prompt_tokens) if settings.penalizes else None
         self._processors: Processors | None = None
-        self.replaced: dict[str, Array] = {}
+        self.replaced: dict[str, Memory] = {}
         if settings.logits_processors:
-            memory = heads.head(PENALTIES).host[PROCESSED_LOGITS]
-            source = None if self._penalties else heads.memory[LOGITS]
-            self._processors = Processors(memory, source, settings.logits_processors, vocab_size)
+            output = heads.head(PENALTIES)
+            maker, source = (output, PROCESSED_LOGITS) if self._penalties else (heads.model, LOGITS)
+            self._processors = Processors(maker, source, output, settings.logits_processors, vocab_size)
         if self._penalties or self._processors:
             self.replaced = {LOGITS: heads.memory[PROCESSED_LOGITS]}
 

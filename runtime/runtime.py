@@ -11,7 +11,7 @@ from typing import Unpack
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
 from specrt.engines.integrity import check_files
-from specrt.engines.load import choose_backend
+from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.runtime.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
 from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
@@ -29,13 +29,21 @@ from specrt.runtime.text import Prompt, TextCodec
 from specrt.runtime.tuning import tuning_for
 
 
-def load(bundle: str | Path, backend: str | None = None, threads: int | None = None) -> Runtime:
+def load(
+    bundle: str | Path,
+    backend: str | None = None,
+    threads: int | None = None,
+    device: str | None = None,
+    draft_backend: str | None = None,
+    draft_device: str | None = None,
+) -> Runtime:
     """Open a bundle for generation.
 
-    ``threads`` defaults to the cores this process may use. Raises ``BundleError`` for a damaged bundle and
-    ``BackendError`` for a backend that is not in it or whose library is missing.
+    ``threads`` defaults to the cores this process may use. ``device`` is ``cpu`` or ``cuda``, by default where the
+    backend runs; the draft's are the target's unless they are given. Raises ``BundleError`` for a damaged bundle and
+    ``BackendError`` for a backend that is not in it, or whose library or device is missing.
     """
-    return Runtime(Path(bundle), backend, threads)
+    return Runtime(Path(bundle), backend, threads, device, draft_backend, draft_device)
 
 
 # What each further token of a pass adds, as a share of the first, until it is measured: fp32, quantized (which computes
@@ -50,24 +58,36 @@ class Runtime:
     finds that part in its KV buffers and prefills the rest only.
     """
 
-    def __init__(self, bundle: Path, backend: str | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        backend: str | None = None,
+        threads: int | None = None,
+        device: str | None = None,
+        draft_backend: str | None = None,
+        draft_device: str | None = None,
+    ) -> None:
         if threads is not None and threads < 1:
             raise UsageError(f"threads: got {threads}, expected 1 or more")
         self.manifest: Manifest = manifest_from_bundle(bundle)
         self.backend = choose_backend(self.manifest, backend)
+        self.device = choose_device(self.backend, device)
         check_files(bundle, self.manifest)
+        self._bundle, self._threads = bundle, threads
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
-        self._place = place = Place(bundle, self.backend, threads)
+        self._place = place = Place(bundle, self.backend, threads, self.device)
+        draft_place = self._draft_place(draft_backend, draft_device)
+        self._shares_memory = draft_place.device == place.device
         self._target = LoadedModel(place, target)
         self._target_heads = head_engines(place, target, target.spec.max_rows, self._vocab_size)
-        if draft.kind == "self":
+        entry = draft.model or target
+        if draft.kind == "self" and draft_place == place:
             self._draft: LoadedModel | None = self._target
         else:
-            self._draft = LoadedModel(place, draft.model) if draft.model is not None else None
-        entry = draft.model or target
-        self._draft_heads = head_engines(place, entry, 1, self._vocab_size)
+            self._draft = LoadedModel(draft_place, entry) if draft.kind != "ngram" else None
+        self._draft_heads = head_engines(draft_place, entry, 1, self._vocab_size)
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
@@ -81,7 +101,7 @@ class Runtime:
         ``specrt.runtime.options.GenerationOptions``; without any, decoding is greedy, with the bundle's draft and K.
         Raises ``UsageError``.
         """
-        settings = settings_of(options_of(options), self.manifest)
+        settings = settings_of(options_of(options), self.manifest, self._shares_memory)
         ids = self.codec.encode(prompt)
         max_seq_len = self.manifest.target.spec.max_seq_len
         if len(ids) >= max_seq_len:
@@ -120,19 +140,28 @@ class Runtime:
         heads = slot.target.heads
         logprobs = None if settings.logprobs is None else Logprobs(heads, settings.logprobs)
         target = Target(slot.target.model, Judge(heads, settings, len(prompt)), logprobs)
-        model = self._begin_draft(slot, prompt, settings) if settings.draft in ("model", "auto") else None
+        model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
         if not settings.is_adaptive:
             return target, model or (NGramDrafter() if settings.draft == "ngram" else None)
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
         return target, AdaptiveDrafter(ngram, model, self.experience, _min_width(settings))
 
-    def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> ModelDrafter:
+    def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target) -> ModelDrafter:
         if slot.draft is None:
             slot.draft = self._new_draft()
         slot.draft.begin(prompt, min_width=1)
         probs = draft_probs(slot.target.heads, settings)
         judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, probs)
-        return ModelDrafter(Draft(slot.draft.model, judge), self._vocab_size)
+        model = slot.draft.model
+        verdict = target.head if self._comes_late(slot, settings) else None
+        return ModelDrafter(Draft(model, judge, verdict), self._vocab_size)
+
+    def _comes_late(self, slot: Slot, settings: Settings) -> bool:
+        """Whether drafted ids go from draft to target on their device, unseen: the target must know each of them."""
+        assert slot.draft is not None
+        model = slot.draft.model
+        known = not settings.is_greedy or model.spec.vocab_size <= self._vocab_size
+        return self._shares_memory and model.binding.is_late and slot.target.model.binding.is_late and known
 
     def close(self) -> None:
         """Free the KV buffers that are not in use. Weights go with the object."""
@@ -145,6 +174,15 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _draft_place(self, backend: str | None, device: str | None) -> Place:
+        """Where the draft runs: beside the target, unless something else is asked for."""
+        if self.manifest.draft.kind == "ngram" and (backend or device):
+            raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
+        chosen = choose_backend(self.manifest, backend or self.backend)
+        if device is None and chosen == self.backend:
+            device = self.device
+        return Place(self._bundle, chosen, self._threads, choose_device(chosen, device))
 
     def _new_slot(self) -> Slot:
         return Slot(SlotModel(self._target.open(), self._target_heads))

@@ -3,7 +3,8 @@
 * What the caller gives is used. The model's generation config is used only with ``model_defaults``, for what is not
   given. Everything else is neutral: temperature 0, no filter, no penalty.
 * Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
-* The rule is ``match`` when greedy, with a seed, or when the draft does not sample (n-gram, none); else ``block``.
+* The rule is ``match`` when greedy, with a seed, when the draft does not sample (n-gram, none), or when it is on a
+  device of its own; else ``block``.
 * Without a K, K and draft are chosen round by round (``specrt.runtime.adaptive``); the bundle's K is the most.
 * A seed implies ``reproducible`` wherever the rule is ``match``.
 """
@@ -81,8 +82,8 @@ class Settings:
         }
 
 
-def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
-    """Resolve ``options`` for a bundle. Raises ``UsageError`` for what it cannot do."""
+def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: bool = True) -> Settings:
+    """Resolve ``options`` for a bundle, whose draft and target share memory or not. Raises ``UsageError``."""
     sources: dict[str, str] = {}
     values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
     _check_model_defaults(values, sources)
@@ -95,7 +96,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest) -> Settings:
     is_greedy = values["temperature"] == 0
     is_adaptive = _is_adaptive(options, k, is_greedy, sources)
     draft = _draft(options, manifest, k, is_adaptive, sources)
-    rule = _rule(options, draft, is_greedy, sources)
+    rule = _rule(options, draft, is_greedy, shares_memory, sources)
     eos = () if options.ignore_eos else manifest.eos_token_ids
     sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
     ending_ids = {*eos, *options.stop_token_ids}
@@ -207,7 +208,7 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: 
     return own if options.draft in (None, "auto") else str(options.draft)
 
 
-def _rule(options: GenerationOptions, draft: str, is_greedy: bool, sources: dict[str, str]) -> str:
+def _rule(options: GenerationOptions, draft: str, is_greedy: bool, shares_memory: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
         sources["rule"] = "all rules are one when greedy" if is_greedy else "nothing is drafted"
         return MATCH
@@ -218,10 +219,18 @@ def _rule(options: GenerationOptions, draft: str, is_greedy: bool, sources: dict
                 f"rule: got {options.rule!r}, but {draft} drafts are not sampled; use 'match', which accepts as much "
                 "of them, or a bundle with a draft model"
             )
+        if options.rule != MATCH and not shares_memory:
+            raise UsageError(
+                f"rule: got {options.rule!r}, but the draft is on another device than the target, which would have to "
+                "read its probabilities; use 'match', or one device for both"
+            )
         sources["rule"] = _GIVEN
         return options.rule
     if options.seed is not None:
         sources["rule"] = "implied by seed"
+        return MATCH
+    if samples and not shares_memory:
+        sources["rule"] = "the draft is on another device"
         return MATCH
     sources["rule"] = "the draft samples" if samples else "the draft does not sample"
     return BLOCK if samples else MATCH

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specrt.engines.heads import head_contract
-from specrt.engines.load import load_engine
+from specrt.engines.load import CPU, load_engine
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.seam import Engine
 from specrt.engines.spec import ModelSpec, model_contract
@@ -19,11 +19,15 @@ from specrt.runtime.heads import HeadEngines, SlotHeads
 
 @dataclass(frozen=True)
 class Place:
-    """Where engines come from: a bundle folder, a backend, and a number of threads (None: all cores)."""
+    """Where engines come from and run: a bundle folder, a backend, a number of threads (None: all cores), a device.
+
+    Two places on one device share memory; a GPU's memory is one, whatever library runs there.
+    """
 
     bundle: Path
     backend: str
     threads: int | None
+    device: str = CPU
 
 
 class LoadedModel:
@@ -31,7 +35,8 @@ class LoadedModel:
 
     def __init__(self, place: Place, entry: ModelEntry) -> None:
         self.entry = entry
-        self._engine = load_engine(place.backend, place.bundle / entry.graph, model_contract(entry.spec), place.threads)
+        graph, contract = place.bundle / entry.graph, model_contract(entry.spec)
+        self._engine = load_engine(place.backend, graph, contract, place.threads, place.device)
         self._slots = itertools.count()
 
     def open(self) -> CachedModel:
@@ -47,7 +52,8 @@ def head_engines(place: Place, entry: ModelEntry, max_rows: int, vocab_size: int
     spec: ModelSpec = replace(entry.spec, max_rows=max_rows)
 
     def load(name: str) -> Engine:
-        return load_engine(place.backend, place.bundle / entry.heads[name], head_contract(name, spec, vocab_size), 1)
+        graph, contract = place.bundle / entry.heads[name], head_contract(name, spec, vocab_size)
+        return load_engine(place.backend, graph, contract, 1, place.device)
 
     return HeadEngines(load)
 
@@ -57,7 +63,7 @@ class SlotModel:
 
     def __init__(self, model: CachedModel, engines: HeadEngines, min_width: int = 1) -> None:
         self.model, self._min_width = model, min_width
-        self.heads = SlotHeads(engines, model.host)
+        self.heads = SlotHeads(engines, model.binding)
 
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
         """Keep of the cache what ``prompt`` begins with, its last token aside."""

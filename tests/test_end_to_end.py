@@ -160,7 +160,7 @@ def judged_logits(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
 
     def noted(self: Target, committed: Sequence[int], drafted: Sequence[int], *more: bool) -> tuple[int, int]:
         accepted, token = verify(self, committed, drafted, *more)
-        rows.extend(self.model.host[LOGITS][: accepted + 1].copy())
+        rows.extend(self.model.read(LOGITS)[0][: accepted + 1].copy())
         return accepted, token
 
     monkeypatch.setattr(Target, "verify", noted)

@@ -23,7 +23,7 @@ import specrt
 from specrt.engines.heads import BLOCK, DRAFT_PROBS, PROBS
 from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.oracle import block_chances, chunk_size
-from specrt.engines.seam import Array
+from specrt.engines.seam import Array, Binding
 from specrt.engines.spec import INPUT_IDS, NUM_ACCEPTED, ROW_INDICES
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
@@ -89,10 +89,11 @@ class Record:
     inverse_cdf: list[float]
     greedy: list[float]
 
-    def add(self, memory: dict[str, Array], num_rows: int, accepted: int) -> None:
-        """The round whose probabilities and ids lie in ``memory``."""
-        p, q = memory[PROBS][:num_rows], memory[DRAFT_PROBS][: num_rows - 1]
-        drafted = memory[INPUT_IDS][0][memory[ROW_INDICES][1:num_rows]].tolist()
+    def add(self, head: Binding, num_rows: int) -> None:
+        """The round that ``head`` judged."""
+        p, q, ids, indices, verdict = head.read(PROBS, DRAFT_PROBS, INPUT_IDS, ROW_INDICES, NUM_ACCEPTED)
+        p, q, accepted = p[:num_rows], q[: num_rows - 1], int(verdict[0])
+        drafted = ids[0][indices[1:num_rows]].tolist()
         self.token.append(expected_token(p, q, drafted))
         self.block.append(expected_block(p, q, drafted))
         self.actual.append(accepted)
@@ -113,7 +114,7 @@ def measure(runtime: Runtime, prompts: Sequence[Sequence[int]], settings: Settin
         nonlocal num_drafted
         new, num_drafted = stats.drafted - num_drafted, stats.drafted
         if new == settings.num_speculative_tokens:
-            record.add(heads.memory, new + 1, int(heads.head(BLOCK).host[NUM_ACCEPTED][0]))
+            record.add(heads.head(BLOCK), new + 1)
 
     with shown_steps(len(prompts)) as advance:
         for index, prompt in enumerate(prompts):

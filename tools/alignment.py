@@ -112,7 +112,7 @@ def rows_of(model: CachedModel, tokens: Sequence[int], first: int) -> Iterable[A
     while fed < len(tokens) - 1:
         num = min(model.spec.max_rows, len(tokens) - 1 - fed)
         model.feed(tokens[fed : fed + num], num)
-        yield from model.host[LOGITS][:num].copy()  # [num, V]
+        yield from model.read(LOGITS)[0][:num].copy()  # [num, V]
         fed += num
 
 

@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from rich.table import Table
 import specrt
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
-from specrt.runtime.runtime import Runtime
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
 from specrt.tools.machine import describe_machine
@@ -37,6 +36,7 @@ class Certificate:
     specrt_version: str
     versions: dict[str, str]
     backend: str
+    device: str
     machine: str
     created_utc: str
     seconds: float
@@ -66,8 +66,8 @@ _CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
 
 def certify(
     bundle: Path,
+    place: Mapping[str, Any] | None = None,
     prompts: Path | None = None,
-    threads: int | None = None,
     max_new_tokens: int = 32,
     num_draws: int = 4000,
     output: Path | None = None,
@@ -75,13 +75,14 @@ def certify(
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or beside the bundle as ``NAME.certificate.json``.
 
-    ``tell`` gets a line as each is done: on a large model they take minutes. Raises ``UsageError`` for prompts that do
-    not fit, and when the certificate cannot be written there.
+    ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
+    large model they take minutes. Raises ``UsageError`` for prompts that do not fit, and when the certificate cannot be
+    written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     _check_writable(output)
     started = time.perf_counter()
-    with Runtime(bundle, threads=threads) as runtime:
+    with specrt.load(bundle, **(place or {})) as runtime:
         manifest = runtime.manifest
         ids = encode_own_or_ours(prompts, bundle, manifest, max_new_tokens + 8, NUM_PROMPTS)
         subject = Subject(bundle, runtime, ids, max_new_tokens, num_draws)
@@ -98,7 +99,8 @@ def certify(
             specrt_version=specrt.__version__,
             versions=manifest.versions,
             backend=runtime.backend,
-            machine=str(describe_machine(threads or available_cores(), watch_seconds=0.0)),
+            device=runtime.device,
+            machine=str(describe_machine((place or {}).get("threads") or available_cores(), watch_seconds=0.0)),
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - started, 1),
             checks=tuple(found),

@@ -82,7 +82,7 @@ def logits_of(model: CachedModel, ids: Sequence[int], width: int) -> Array:
     for start in range(0, len(ids), width):
         part = ids[start : start + width]
         model.feed(part, len(part))
-        rows.append(model.host[LOGITS][: len(part)].copy())
+        rows.append(model.read(LOGITS)[0][: len(part)].copy())
     return np.concatenate(rows)
 
 
@@ -148,7 +148,7 @@ def check_bits(subject: Subject) -> list[Check]:
         model.rollback(0)
         for start in range(0, len(ids), width):
             model.feed(ids[start : start + width], 1)
-        if not np.array_equal(model.host[LOGITS][0], expected[-1]):
+        if not np.array_equal(model.read(LOGITS)[0][0], expected[-1]):
             differing.append(width)
     slot.close()
     found = f"other bits at widths {differing}" if differing else "the same bits"
@@ -231,7 +231,7 @@ def check_caches(subject: Subject) -> list[Check]:
             new.model.rollback(0)
             for part in (used.model, new.model):
                 part.feed([*context, tokens[-1]][part.kv_len :], 1)
-            ours, theirs = used.model.host[LOGITS][0], new.model.host[LOGITS][0]
+            ours, theirs = used.model.read(LOGITS)[0][0], new.model.read(LOGITS)[0][0]
             worst = max(worst, float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
             same_bits &= used is slot.draft or np.array_equal(ours, theirs)
             num_compared += 1
@@ -253,7 +253,9 @@ def _poison(slot: Slot) -> None:
     for part in (slot.target, slot.draft):
         if part is not None:
             for (layer, _), name in product(enumerate(part.model.spec.kv_layers), ("key", "value")):
-                part.model.host[past_name(name, layer)][:, :, part.model.kv_len :] = POISON
+                (cache,) = part.model.read(past_name(name, layer))
+                cache[:, :, part.model.kv_len :] = POISON
+                part.model.binding.write(past_name(name, layer), cache)
 
 
 def _all_ids(
@@ -277,7 +279,7 @@ def _forks(subject: Subject, plain: Sequence[Sequence[int]], got: Sequence[Seque
             position = difference.position
             slot = subject.runtime.open_slot("none")
             slot.target.model.feed([*prompt, *expected[:position]], 1)
-            logits = slot.target.model.host[LOGITS][0]
+            logits = slot.target.model.read(LOGITS)[0][0]
             second, first = np.sort(logits)[-2:].tolist()
             slot.close()
             margin = first - second

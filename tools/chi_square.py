@@ -98,10 +98,11 @@ class Rounds:
         ``told`` replaces what the head is told of p and q at the first position, for controls.
         """
         heads = self.slot.target.heads
-        head, memory = heads.head(rule), heads.memory
+        head, host = heads.head(rule), heads.host
         told = told or (self.p, self.q)
         rows = self.k + 1
-        memory[INPUT_IDS][0, 0], memory[ROW_INDICES][:rows] = 0, range(rows)
+        host[INPUT_IDS][0, 0], host[ROW_INDICES][:rows] = 0, range(rows)
+        head.upload(ROW_INDICES)
         counts = np.zeros(len(self.p), np.int64)
         uniforms, loaded = Uniforms(SEED), -1
         for index in range(num_draws):
@@ -109,13 +110,15 @@ class Rounds:
             x1 = draw(self.q, drafted[0, CHUNK], drafted[0, WITHIN])
             x2 = draw(self.q_after[x1], drafted[1, CHUNK], drafted[1, WITHIN])
             if loaded != x1:
-                memory[PROBS][:rows] = [told[0], self.p_after[x1], self.p_after[x1]][:rows]
-                memory[DRAFT_PROBS][: self.k] = [told[1], self.q_after[x1]][: self.k]
+                head.write(PROBS, np.asarray([told[0], self.p_after[x1], self.p_after[x1]][:rows]))
+                head.write(DRAFT_PROBS, np.asarray([told[1], self.q_after[x1]][: self.k]))
                 loaded = x1
-            memory[INPUT_IDS][0, 1:rows] = (x1, x2)[: self.k]
-            memory[UNIFORMS][:rows] = uniforms.of_round(VERIFY, index, rows)
+            host[INPUT_IDS][0, 1:rows] = (x1, x2)[: self.k]
+            host[UNIFORMS][:rows] = uniforms.of_round(VERIFY, index, rows)
+            head.upload(INPUT_IDS, UNIFORMS)
             head.run(rows, rows)
-            counts[x1 if head.host[NUM_ACCEPTED][0] else head.host[TOKENS][0]] += 1
+            accepted, tokens = head.read(NUM_ACCEPTED, TOKENS)
+            counts[x1 if accepted[0] else tokens[0]] += 1
         return counts
 
 
@@ -192,7 +195,7 @@ def _logits(part: SlotModel, tokens: Sequence[int]) -> Array:
     """[1, V] f32 after ``tokens``."""
     part.begin(tokens, min_width=1)
     part.model.feed(tokens[part.model.kv_len :], 1)
-    return part.model.host[LOGITS][:1]
+    return part.model.read(LOGITS)[0][:1]
 
 
 def _law(drawn: Array, p: Array, q: Array) -> Array:

@@ -17,6 +17,8 @@ from specrt.tools.generation import (
     MAX_THREADS,
     generation_options,
     options_from_command,
+    place_of,
+    place_options,
     print_settings,
     prompt_of,
 )
@@ -156,24 +158,24 @@ def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_prof
 @click.option("--prompt-file", type=click.Path(path_type=Path), help="A file that holds the prompt.")
 @click.option("--messages", type=click.Path(path_type=Path), help="A JSON file: a list of {role, content}.")
 @generation_options
+@place_options
 @click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities of tokens and N others.")
 @click.option("--stats", is_flag=True, help="Print the figures to standard error at the end.")
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a stream of text.")
-def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, device: str, **options: Any) -> None:
+def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options: Any) -> None:
     """Generate from BUNDLE; the text streams to standard output.
 
-    Without sampling options decoding is greedy. With --temperature the text is drawn from the target's distribution,
-    exactly, whatever drafts.
+    Without sampling options decoding is greedy; with --temperature the text is drawn from the target's distribution.
     """
     if options["logprobs"] is not None and not as_json:
         raise UsageError("--logprobs: they are part of the JSON object; add --json")
     prompt = prompt_of(options.pop("prompt"), options.pop("prompt_file"), options.pop("messages"))
-    backend, threads = options.pop("backend"), options.pop("threads")
+    place = place_of(options)
     import specrt
     from specrt.tools.figures import print_stats
 
-    with specrt.load(bundle, backend=backend, threads=threads) as runtime:
+    with specrt.load(bundle, **place) as runtime:
         stream = runtime.stream(prompt, **options_from_command(options))
         if verbose:
             print_settings(stream.settings)
@@ -192,24 +194,25 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, device: st
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--system", help="A system message to begin with.")
 @generation_options
+@place_options
 @click.option(
     "--logprobs", type=int, metavar="N", help="After each answer, its tokens' log-probabilities and N others."
 )
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
-def chat(bundle: Path, system: str | None, verbose: bool, device: str, **options: Any) -> None:
+def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
     """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins anew, /help lists commands."""
-    backend, threads = options.pop("backend"), options.pop("threads")
+    place = place_of(options)
     import specrt
     from specrt.tools.chat import Chat
 
-    with specrt.load(bundle, backend=backend, threads=threads) as runtime:
+    with specrt.load(bundle, **place) as runtime:
         Chat(runtime, options_from_command(options), system, verbose).run()
 
 
 @main.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@place_options
 @click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
 @click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the certificate as JSON.")
@@ -218,7 +221,7 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
     from specrt.tools.certificate import certify, print_certificate
 
-    certificate = certify(bundle, **options, tell=lambda line: click.echo(line, err=True))
+    certificate = certify(bundle, place_of(options), **options, tell=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(certificate.as_dict()))
     else:

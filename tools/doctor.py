@@ -13,7 +13,8 @@ from rich.console import Console
 
 from specrt import __version__
 from specrt.engines.codec import to_json
-from specrt.engines.errors import BackendError
+from specrt.engines.cuda import INSTALL, open_cuda
+from specrt.engines.errors import BackendError, ResourceError
 from specrt.engines.gpu import Gpu, find_gpus
 from specrt.engines.trt_library import LIBRARIES, load_library
 
@@ -23,6 +24,7 @@ _DISTRIBUTIONS = {
     "tokenizers": "pip install specrt",
     "onnxruntime": "pip install 'specrt[cpu]'",
     "onnxruntime-gpu": "pip install 'specrt[gpu]'",
+    "cuda-bindings": INSTALL,
     "torch": "pip install 'specrt[export]'",
     "transformers": "pip install 'specrt[export]'",
     "onnx": "pip install 'specrt[export]'",
@@ -30,7 +32,7 @@ _DISTRIBUTIONS = {
     "tensorrt": LIBRARIES["tensorrt"].install,
 }
 _EXPORT_MODULES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "gguf")
-_CPU_PROVIDER = "CPUExecutionProvider"
+_CPU_PROVIDER, _CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Loads ONNX Runtime and TensorRT where they are installed, and runs nothing on them."""
+    """Look at this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed, and runs nothing on them."""
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     providers, gpus = _providers(), find_gpus()
     return Diagnosis(
@@ -101,7 +103,9 @@ def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ab
     yield Ability("run with onnxruntime (CPU)", has_cpu, reason, None if has_cpu else "pip install 'specrt[cpu]'")
     for backend in LIBRARIES:
         yield _can_build(backend, gpus)
-    yield from _not_yet(gpus)
+    yield _can_run_on_cuda(providers, gpus)
+    for backend in LIBRARIES:
+        yield _can_run(backend, gpus)
 
 
 def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
@@ -116,14 +120,35 @@ def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
     return Ability(f"build for {backend}", True, "", None)
 
 
-def _not_yet(gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
-    gpu = (
-        "this specrt has no GPU backend yet"
-        if gpus
-        else "no NVIDIA GPU is found, and this specrt has no GPU backend yet"
-    )
-    for name in ("onnxruntime (CUDA)", *LIBRARIES):
-        yield Ability(f"run with {name}", False, gpu, None)
+def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
+    """The provider is asked for when a bundle is opened; here it is only looked for."""
+    name, mend = "run with onnxruntime (CUDA)", "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+    if (reason := _no_cuda(gpus)) is not None:
+        return Ability(name, False, *reason)
+    if _CUDA_PROVIDER not in providers:
+        return Ability(name, False, f"this onnxruntime has no {_CUDA_PROVIDER}", mend)
+    return Ability(name, True, "", None)
+
+
+def _can_run(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
+    name = f"run with {backend}"
+    if (reason := _no_cuda(gpus)) is not None:
+        return Ability(name, False, *reason)
+    built = _can_build(backend, gpus)
+    return Ability(name, built.possible, built.reason, built.mend)
+
+
+def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
+    """Why nothing runs on a GPU, and how to mend it; None where it may."""
+    if not gpus:
+        return "no NVIDIA GPU is found", None
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed", INSTALL
+    try:
+        open_cuda()
+    except (BackendError, ResourceError) as error:
+        return str(error).removeprefix("device cuda: "), None
+    return None
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:

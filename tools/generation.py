@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.errors import UsageError
+from specrt.engines.load import DEVICES
 from specrt.runtime.options import DRAFTS, RULES, Options
 from specrt.runtime.settings import Settings
 
@@ -41,16 +42,30 @@ _GENERATION = (
 )
 _PLACE = (
     click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
-    click.option("--device", type=click.Choice(["cpu"]), default="cpu", show_default=True, help="Where to run."),
+    click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]"),
+    click.option("--draft-backend", help="The draft's.  [default: --backend]"),
+    click.option("--draft-device", type=click.Choice(DEVICES), help="The draft's.  [default: --device]"),
     click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]"),
 )
 
 
 def generation_options(command: _Command) -> _Command:
-    """Add the options of a generation, and of where it runs, to a click command."""
-    for option in reversed((*_GENERATION, *_PLACE)):
+    """Add the options of a generation to a click command."""
+    for option in reversed(_GENERATION):
         command = option(command)
     return command
+
+
+def place_options(command: _Command) -> _Command:
+    """Add the options of where a bundle runs to a click command."""
+    for option in reversed(_PLACE):
+        command = option(command)
+    return command
+
+
+def place_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of where a bundle runs out of ``options``: keyword arguments of ``specrt.load``."""
+    return {name: options.pop(name) for name in ("backend", "threads", "device", "draft_backend", "draft_device")}
 
 
 def options_from_command(values: dict[str, Any]) -> Options:

@@ -40,14 +40,14 @@ class Clock:
     heads_ms: list[float] = field(default_factory=list)
 
     def wrap(self, model: CachedModel) -> None:
-        run = model._binding.run
+        run = model.binding.run
 
         def timed(width: int, rows: int) -> None:
             started = time.perf_counter()
             run(width, rows)
             self.seconds += time.perf_counter() - started
 
-        model._binding.run = timed  # type: ignore[method-assign]
+        model.binding.run = timed  # type: ignore[method-assign]
 
 
 def cases(k: int, has_draft: bool) -> dict[str, Settings]:

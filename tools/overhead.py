@@ -62,7 +62,7 @@ def loop_cost_us(drafter: Drafter) -> float:
     clock.wrap(engine)
     clock.wrap(head)
     model, stats = CachedModel(engine, 0, spec), Stats()
-    heads = SlotHeads(HeadEngines(lambda name: head), model.host)
+    heads = SlotHeads(HeadEngines(lambda name: head), model.binding)
     target = Target(model, Judge(heads, Settings(), 3))
     limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
     started = time.perf_counter()

@@ -39,4 +39,5 @@ def _pass_ms(model: CachedModel, width: int, past: int) -> float:
     model.rollback(past)
     started = time.perf_counter()
     model.feed([FILLER] * width, min(width, model.spec.max_rows))
+    model.read()  # waits, where a pass is still under way
     return (time.perf_counter() - started) * 1e3

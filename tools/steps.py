@@ -1,5 +1,7 @@
 """``python -m specrt.tools.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's limit.
 
+With ``--device cuda`` or a TensorRT backend the memory's limit is left out; ``specrt.tools.gpu_rounds`` measures rounds.
+
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
 """
@@ -20,7 +22,7 @@ from rich.table import Table
 
 from specrt.engines.cpu import available_cores
 from specrt.engines.hugepages import restart_with_huge_pages
-from specrt.engines.load import choose_backend
+from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
@@ -43,20 +45,27 @@ def read_bandwidth(threads: int, repeats: int = 9) -> float:
     return BANDWIDTH_BYTES / statistics.median(times)
 
 
-def open_target(bundle: Path, threads: int) -> Target:
+def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
     """The target of a bundle on a slot of its own, judged greedily."""
     manifest = manifest_from_bundle(bundle)
-    place, entry = Place(bundle, choose_backend(manifest, None), threads), manifest.target
+    backend, entry = choose_backend(manifest, backend), manifest.target
+    place = Place(bundle, backend, threads, choose_device(backend, device))
     engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
     slot = SlotModel(LoadedModel(place, entry).open(), engines)
     return Target(slot.model, Judge(slot.heads, Settings(), 0))
 
 
 def measure(
-    bundles: list[Path], widths: list[int], past: int, repeats: int, threads: int
+    bundles: list[Path],
+    widths: list[int],
+    past: int,
+    repeats: int,
+    threads: int,
+    backend: str | None = None,
+    device: str | None = None,
 ) -> dict[str, dict[int, float]]:
     """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
-    models = {str(bundle): open_target(bundle, threads) for bundle in bundles}
+    models = {str(bundle): open_target(bundle, threads, backend, device) for bundle in bundles}
     for model in models.values():
         model.model.prefill([5] * past)
     times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in models}
@@ -77,23 +86,37 @@ def measure(
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
 @click.option("--repeats", default=21, show_default=True)
 @click.option("--threads", default=None, type=int, help="[default: the cores this process may use]")
+@click.option("--backend", help="One of the bundles' backends.  [default: their first]")
+@click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]")
 @click.option("--json", "as_json", is_flag=True)
 @one_line()
-def main(bundles: tuple[Path, ...], widths: str, past: int, repeats: int, threads: int | None, as_json: bool) -> None:
+def main(
+    bundles: tuple[Path, ...],
+    widths: str,
+    past: int,
+    repeats: int,
+    threads: int | None,
+    backend: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
     """T(M), v(M) and the memory bound of the targets of BUNDLES."""
     threads = threads or available_cores()
-    bandwidth = read_bandwidth(threads)
     chosen = [int(width) for width in widths.split(",")]
-    result = measure(list(bundles), chosen, past, repeats, threads)
+    places = {choose_device(choose_backend(manifest_from_bundle(b), backend), device) for b in bundles}
+    bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # the host's says nothing of a GPU
+    result = measure(list(bundles), chosen, past, repeats, threads, backend, device)
     bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
     if as_json:
-        click.echo(json.dumps({"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds, "pass_ms": result}))
+        memory = {"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds} if places == {CPU} else {}
+        click.echo(json.dumps({**memory, "pass_ms": result}))
         return
     _print(result, bounds, bandwidth, threads)
 
 
 def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwidth: float, threads: int) -> None:
-    table = Table(title=f"{bandwidth / 1e9:.1f} GB/s read by {threads} threads", title_justify="left")
+    title = "" if bandwidth != bandwidth else f"{bandwidth / 1e9:.1f} GB/s read by {threads} threads"
+    table = Table(title=title, title_justify="left")
     columns: list[Any] = ["bundle", "M", "T(M) ms", "v(M)", "bound ms", "T(M) / bound"]
     for column in columns:
         table.add_column(column, justify="left" if column == "bundle" else "right")

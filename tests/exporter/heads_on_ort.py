@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specrt.engines.fake import fake_spec
 from specrt.engines.heads import ACCEPT, CHUNK, DRAFT_PROBS, NUM_UNIFORMS, PROBS, UNIFORMS, WITHIN, head_contract
-from specrt.engines.ort import _session_options
+from specrt.engines.ort import session_options
 from specrt.engines.seam import Array
 from specrt.engines.spec import INPUT_IDS, NUM_ACCEPTED, ROW_INDICES, ROWS, TOKENS, WIDTH, Contract, Dim
 from specrt.exporter.heads import head_graph
@@ -56,7 +56,7 @@ def head(name: str, vocab_size: int, target_vocab_size: int | None = None, k: in
     """The head on a model of ``vocab_size`` ids."""
     spec, target = fake_spec(vocab_size, k=k), target_vocab_size or vocab_size
     model = head_graph(name, spec, target).SerializeToString()
-    session = ort.InferenceSession(model, _session_options(threads, True), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, session_options(threads, True), providers=["CPUExecutionProvider"])
     return Head(session, head_contract(name, spec, target))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from specrt.engines.heads import DRAFT_PROBS
 from specrt.engines.seam import Array
 from specrt.runtime.drafters import ModelDrafter
 from specrt.runtime.judge import draft_probs
@@ -180,9 +181,9 @@ def test_wrong_draft_probabilities_are_noticed(rule: str, kind: type[WrongProbs]
     def make_draft(pair: Pair, settings: Settings) -> Draft:
         draft = pair.begin_draft(settings, PROMPT)
         wrong = kind(draft.model, draft._judge)
-        probs = draft_probs(pair.target.heads, settings)
-        assert probs is not None
-        wrong.probs = probs
+        rule_head = draft_probs(pair.target.heads, settings)
+        assert rule_head is not None
+        wrong.probs = rule_head.host[DRAFT_PROBS]
         return wrong
 
     assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, make_draft) > NORMAL_QUANTILE

@@ -8,11 +8,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from specrt.engines.errors import BackendError
 from specrt.engines.gpu import Gpu
 from specrt.engines.trt_library import LIBRARIES
 from specrt.tools import doctor
 from specrt.tools.cli import main
 from specrt.tools.doctor import Ability, Diagnosis, examine
+from tests.engines.simulated_cuda import SimulatedCuda
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06", 24 << 30)
 
@@ -23,7 +25,7 @@ def abilities(diagnosis: Diagnosis) -> dict[str, Ability]:
 
 def test_versions_and_abilities_of_this_environment() -> None:
     diagnosis = examine()
-    for name in ("numpy", "onnxruntime", "torch", "tensorrt-rtx"):
+    for name in ("numpy", "onnxruntime", "torch", "tensorrt-rtx", "cuda-bindings"):
         assert diagnosis.versions[name] == importlib.metadata.version(name)
         assert name not in diagnosis.install
     assert "CPUExecutionProvider" in diagnosis.providers
@@ -55,6 +57,31 @@ def test_tensorrt_builds_only_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) ->
         found = abilities(examine())
         assert found["build for tensorrt"].possible == bool(gpus)
         assert found["build for tensorrt-rtx"].possible
+
+
+def test_running_on_a_gpu_needs_gpu_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thing after the other is there."""
+    runs = ("run with onnxruntime (CUDA)", "run with tensorrt-rtx")
+
+    def found() -> list[tuple[bool, str, str | None]]:
+        known = abilities(examine())
+        return [(known[name].possible, known[name].reason, known[name].mend) for name in runs]
+
+    monkeypatch.setattr(doctor, "find_gpus", lambda: ())
+    assert found() == [(False, "no NVIDIA GPU is found", None)] * 2
+    monkeypatch.setattr(doctor, "find_gpus", lambda: (GPU,))
+
+    def fails() -> None:
+        raise BackendError("device cuda: cudaSetDevice failed (no driver)")
+
+    monkeypatch.setattr(doctor, "open_cuda", fails)
+    assert found() == [(False, "cudaSetDevice failed (no driver)", None)] * 2
+    monkeypatch.setattr(doctor, "open_cuda", SimulatedCuda)
+    monkeypatch.setattr(doctor, "_providers", lambda: ("CPUExecutionProvider",))
+    assert found()[0][:2] == (False, "this onnxruntime has no CUDAExecutionProvider")
+    assert found()[1] == (True, "", None)
+    monkeypatch.setattr(doctor, "_providers", lambda: ("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert found()[0] == (True, "", None)
 
 
 def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,163 @@
+"""CUDA through cuda-bindings: memory, one stream of work, graphs. Nothing else imports that library.
+
+All work goes to one stream, in the order in which it was given. Only ``wait`` waits. Sizes are in bytes, addresses are
+plain integers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from specrt.engines.errors import BackendError, ResourceError
+
+INSTALL = "pip install 'specrt[gpu]'"
+
+
+class Cuda(Protocol):
+    """A GPU and a stream. The tests have one whose memory is the host's."""
+
+    name: str
+    compute_capability: str
+    stream: int
+
+    def allocate(self, num_bytes: int) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def allocate_pinned(self, num_bytes: int) -> int: ...
+
+    def free_pinned(self, address: int) -> None: ...
+
+    def upload(self, target: int, pinned: int, num_bytes: int) -> None: ...
+
+    def download(self, pinned: int, source: int, num_bytes: int) -> None: ...
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None: ...
+
+    def capture(self, enqueue: Callable[[], bool]) -> Any: ...
+
+    def launch(self, graph: Any) -> None: ...
+
+    def drop(self, graph: Any) -> None: ...
+
+    def mark(self, number: int) -> None: ...
+
+    def elapsed_ms(self) -> float: ...
+
+    def wait(self) -> None: ...
+
+
+class RealCuda:
+    """The GPU ``ordinal``. Raises ``BackendError`` where the library or a GPU is missing, or CUDA reports an error."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        try:
+            from cuda.bindings import runtime
+        except ImportError as error:
+            raise BackendError(f"device cuda: cuda-bindings is not installed; {INSTALL}") from error
+        self._api: Any = runtime
+        self._to_device = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._to_host = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self._within = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self._call("cudaSetDevice", ordinal)
+        attributes = runtime.cudaDeviceAttr
+        major = self._call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMajor, ordinal)
+        minor = self._call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMinor, ordinal)
+        self.compute_capability = f"{major}.{minor}"
+        self.name = self._call("cudaGetDeviceProperties", ordinal).name.decode(errors="replace").rstrip("\0")
+        self.stream = int(self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking))
+        self._events = (self._call("cudaEventCreate"), self._call("cudaEventCreate"))
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """What CUDA's function gives beside its status. Raises ``BackendError``, or ``ResourceError`` out of memory."""
+        status, *values = getattr(self._api, name)(*arguments)
+        if status != self._api.cudaError_t.cudaSuccess:
+            self._fail(name, status, arguments)
+        return values[0] if values else None
+
+    def _fail(self, name: str, status: Any, arguments: tuple[Any, ...]) -> None:
+        if status == self._api.cudaError_t.cudaErrorMemoryAllocation and name in ("cudaMalloc", "cudaMallocHost"):
+            place = "the GPU" if name == "cudaMalloc" else "page-locked memory"
+            raise ResourceError(
+                f"device cuda: {arguments[0]} bytes are wanted and {place} has no such room; use a smaller model, or "
+                "export with a shorter --max-seq-len"
+            )
+        _, text = self._api.cudaGetErrorString(status)
+        reason = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        raise BackendError(f"device cuda: {name} failed ({reason}); see 'specrt doctor' for what works on this machine")
+
+    def allocate(self, num_bytes: int) -> int:
+        """The address of zeroed memory on the GPU, aligned to 256 bytes."""
+        address = int(self._call("cudaMalloc", num_bytes))
+        self._call("cudaMemsetAsync", address, 0, num_bytes, self.stream)
+        return address
+
+    def free(self, address: int) -> None:
+        """Free memory of the GPU. Work that uses it must be done."""
+        self._call("cudaFree", address)
+
+    def allocate_pinned(self, num_bytes: int) -> int:
+        """The address of page-locked host memory, which copies may read while the host goes on."""
+        return int(self._call("cudaMallocHost", num_bytes))
+
+    def free_pinned(self, address: int) -> None:
+        """Free page-locked memory."""
+        self._call("cudaFreeHost", address)
+
+    def upload(self, target: int, pinned: int, num_bytes: int) -> None:
+        """Enqueue a copy to the GPU; ``pinned`` must stay as it is until a wait."""
+        self._call("cudaMemcpyAsync", target, pinned, num_bytes, self._to_device, self.stream)
+
+    def download(self, pinned: int, source: int, num_bytes: int) -> None:
+        """Enqueue a copy to the host; it is there after a wait."""
+        self._call("cudaMemcpyAsync", pinned, source, num_bytes, self._to_host, self.stream)
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Enqueue a copy on the GPU."""
+        self._call("cudaMemcpyAsync", target, source, num_bytes, self._within, self.stream)
+
+    def capture(self, enqueue: Callable[[], bool]) -> Any:
+        """A graph of what ``enqueue`` puts into the stream, which is not run; None where it cannot be captured."""
+        mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call("cudaStreamBeginCapture", self.stream, mode)
+        is_done = False
+        try:
+            is_done = enqueue()
+        finally:
+            status, graph = self._api.cudaStreamEndCapture(self.stream)
+        success = self._api.cudaError_t.cudaSuccess
+        if not is_done or status != success:
+            self._api.cudaGetLastError()  # a capture that failed leaves its error behind
+            return None
+        status, launchable = self._api.cudaGraphInstantiate(graph, 0)
+        self._call("cudaGraphDestroy", graph)
+        return launchable if status == success else None
+
+    def launch(self, graph: Any) -> None:
+        """Enqueue a captured graph."""
+        self._call("cudaGraphLaunch", graph, self.stream)
+
+    def drop(self, graph: Any) -> None:
+        """Free a graph. Its runs must be done."""
+        self._call("cudaGraphExecDestroy", graph)
+
+    def mark(self, number: int) -> None:
+        """Note the time at which the stream comes to this place: ``number`` 0 or 1."""
+        self._call("cudaEventRecord", self._events[number], self.stream)
+
+    def elapsed_ms(self) -> float:
+        """From the last mark 0 to the last mark 1. Both must be waited for."""
+        first, last = self._events
+        return float(self._call("cudaEventElapsedTime", first, last))
+
+    def wait(self) -> None:
+        """Wait until everything in the stream is done."""
+        self._call("cudaStreamSynchronize", self.stream)
+
+
+@functools.cache
+def open_cuda(ordinal: int = 0) -> Cuda:
+    """The GPU, opened once in a process. Raises ``BackendError``."""
+    return RealCuda(ordinal)

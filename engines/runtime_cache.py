@@ -1,0 +1,57 @@
+"""What TensorRT-RTX compiled for this GPU, kept beside the engines, so that the next process need not compile it again.
+
+The library compares the file with its own version, the GPU and the driver, and takes nothing of one that differs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+RUNTIME_CACHE_NAME = "runtime.cache"
+
+
+class RuntimeCache:
+    """One cache for all engines of a folder; does nothing for a library that has none."""
+
+    def __init__(self, trt: Any, folder: Path) -> None:
+        self._path = folder / RUNTIME_CACHE_NAME
+        self._has_caches = hasattr(trt, "IRuntimeCache")
+        self._cache: Any = None
+        self._saved = b""
+
+    def attach(self, settings: Any) -> None:
+        """Let contexts with these settings use the cache."""
+        if not self._has_caches:
+            return
+        if self._cache is None:
+            self._cache = settings.create_runtime_cache()
+            if self._path.is_file():
+                self._saved = self._path.read_bytes()
+                if not self._cache.deserialize(self._saved):
+                    self._saved = b""  # of another GPU, driver or version: it is written anew
+        settings.set_runtime_cache(self._cache)
+
+    def save(self) -> None:
+        """Write the file if there is something new. Where that is not allowed, the next process compiles again."""
+        if self._cache is None:
+            return
+        content = bytes(memoryview(self._cache.serialize()))
+        if content == self._saved:
+            return
+        self._saved = content
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".cache-", delete=False) as file:
+                try:
+                    file.write(content)
+                    file.flush()
+                    os.replace(file.name, self._path)
+                except OSError:
+                    os.unlink(file.name)
+                    raise
+        except OSError as error:
+            line = f"{self._path}: cannot be written ({error}); kernels are compiled again next time"
+            warnings.warn(line, stacklevel=2)
