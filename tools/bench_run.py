@@ -19,6 +19,7 @@ from specrt.tools.contenders import Contender, choose_contenders, needed_bytes, 
 from specrt.tools.machine import describe_machine, notes
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import PER_CATEGORY, Prompt, bench_prompts, prompts_from_file
+from specrt.tools.serving_llama import check_llama_cpp
 
 MINUTES, QUICK_MINUTES = 9.0, 1.7
 TOKENS, QUICK_TOKENS = 64, 32
@@ -31,6 +32,7 @@ def run_command(
     categories: str | None,
     file: Path | None,
     k: int | None,
+    prompts_per_category: int | None,
     max_new_tokens: int | None,
     num_runs: int | None,
     temperature: float,
@@ -40,6 +42,7 @@ def run_command(
     one_at_a_time: bool,
     source: str | None,
     draft_source: str | None,
+    gguf: Path | None,
     json_file: Path | None,
     html_file: Path | None,
     resume: bool,
@@ -55,8 +58,14 @@ def run_command(
     manifest = manifest_from_bundle(bundle)
     check_files(bundle, manifest)
     contenders = lineup_of(baseline, manifest)
-    prompts = _prompts(file, categories, quick)
+    given = {"target": source, "draft": draft_source, "gguf": None if gguf is None else str(gguf)}
+    sources = {role: name for role, name in given.items() if name is not None}
+    if any(contender.library == "llama.cpp" for contender in contenders):
+        check_llama_cpp(manifest, sources)
+    prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
+    if minutes < 0:
+        raise UsageError(f"--budget-minutes {minutes:g}: expected minutes, or 0 for no limit")
     settings = Settings(
         manifest.num_speculative_tokens if k is None else k,
         available_cores() if threads is None else threads,
@@ -64,8 +73,9 @@ def run_command(
         num_runs or (1 if quick else RUNS),
         one_at_a_time=one_at_a_time,
         temperature=temperature,
-        budget_s=minutes * 60,
-        sources={role: name for role, name in (("target", source), ("draft", draft_source)) if name is not None},
+        budget_s=minutes * 60 or None,
+        sources=sources,
+        keep_tokens=max_new_tokens is not None,
     )
     machine = describe_machine(settings.threads)
     for line in notes(machine, [needed_bytes(manifest, group) for group in processes(contenders)], one_at_a_time):
@@ -92,13 +102,15 @@ def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
     return choose_contenders(",".join(ordered), manifest)
 
 
-def _prompts(file: Path | None, categories: str | None, quick: bool) -> tuple[Prompt, ...]:
-    if file is not None:
-        if categories is not None:
-            raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
-        return prompts_from_file(file)
-    names = [name.strip() for name in categories.split(",")] if categories is not None else []
-    return bench_prompts(1 if quick else PER_CATEGORY, names)
+def chosen_prompts(file: Path | None, categories: str | None, per_category: int | None) -> tuple[Prompt, ...]:
+    """Ours or those of ``file``, at most ``per_category`` of each kind; every kind's first before any kind's second."""
+    if file is None:
+        names = [name.strip() for name in categories.split(",")] if categories is not None else []
+        return bench_prompts(PER_CATEGORY if per_category is None else per_category, names)
+    if categories is not None:
+        raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
+    own = [p for p in prompts_from_file(file) if per_category is None or p.number <= per_category]
+    return tuple(sorted(own, key=lambda prompt: prompt.number))
 
 
 def _check_plotting() -> None:

@@ -1,0 +1,73 @@
+"""The report of a bench: one page that fetches nothing, its charts, a text in colours; the tables on a terminal."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from specrt.tools.bench_tables import print_bench
+from specrt.tools.bench_types import Bench
+from specrt.tools.contenders import (
+    Answer,
+)
+from specrt.tools.report import write_report
+from specrt.tools.sample import origins
+
+
+class _Page(HTMLParser):
+    """Whether tags close, and what the page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta",):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#"):
+                self.fetched.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta",):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_whole_page_that_fetches_nothing(benched: Bench, tmp_path: Path) -> None:
+    written = write_report(benched, tmp_path / "r.html")
+    text = written[0].read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+    assert (page.open, page.fetched) == ([], [])
+    assert len(page.ids) == len(set(page.ids))
+    assert [path.name for path in written[1:]] == [
+        f"r-{name}.png" for name in ("speeds", "categories", "positions", "rounds", "widths", "ks")
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written[1:])
+    assert "prefers-color-scheme: dark" in text and "@import" not in text and "url(http" not in text
+    assert benched.sample is not None
+    shown = "".join(part for part, _ in benched.sample.pieces)
+    marked = text[text.index("<pre>") : text.index("</pre>")]
+    assert len(re.sub(r"<[^>]+>|&[#\w]+;|\s", "", marked)) <= len(shown)
+    assert 'class="accepted"' in marked
+
+
+def test_a_bench_is_printed(benched: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    print_bench(benched)
+    assert "break-even" in capsys.readouterr().out
+
+
+def test_origins_of_tokens() -> None:
+    answer = Answer((1, 2, 3, 4, 5, 6), 1.0, (), ((2, 2), (2, 0), (0, 0), (2, 1)))
+    assert origins(answer) == ["plain", "accepted", "accepted", "plain", "corrected", "plain"]
