@@ -48,7 +48,7 @@ def t975(degrees: int) -> float:
         return _T975[degrees - 1]
     z = 1.95996
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+    return z + float(sum(term / degrees**power for power, term in enumerate(terms, 1)))
 
 
 def _log_ratio(tokens: Array, seconds: Array) -> Array:

@@ -78,7 +78,11 @@ def test_acceptance_comes_from_align_or_bench(tmp_path: Path) -> None:
     rows = [{"acceptance_by_position": [0.5]}, {"acceptance_by_position": [0.7]}, {"acceptance_by_position": []}]
     file.write_text(json.dumps({"scores": rows}))
     assert acceptance_from_file(file) == (0.7,)
-    named = [{"contender": "model", "acceptance_by_position": [0.6]}, {"contender": "ngram", **rows[0]}, *rows]
+    named = [
+        {"contender": "model", "acceptance_by_position": [0.6]},
+        {"contender": "ngram", "acceptance_by_position": [0.5]},
+        *rows,
+    ]
     file.write_text(json.dumps({"scores": named}))
     assert (acceptance_from_file(file), acceptance_from_file(file, False)) == ((0.6,), (0.5,))
     for content in ("{}", "[]", "x", '{"acceptance_by_position": "no"}'):

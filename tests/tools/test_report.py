@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.runtime.text import TextCodec
 from specrt.tools.bench_tables import print_bench
 from specrt.tools.bench_types import Bench
 from specrt.tools.contenders import (
     Answer,
 )
+from specrt.tools.prompts import Prompt
 from specrt.tools.report import write_report
-from specrt.tools.sample import origins
+from specrt.tools.sample import origins, sample_of
 
 
 class _Page(HTMLParser):
@@ -61,11 +64,28 @@ def test_the_report_is_one_whole_page_that_fetches_nothing(benched: Bench, tmp_p
     marked = text[text.index("<pre>") : text.index("</pre>")]
     assert len(re.sub(r"<[^>]+>|&[#\w]+;|\s", "", marked)) <= len(shown)
     assert 'class="accepted"' in marked
+    assert "K chosen over time, in the text below" in text
 
 
 def test_a_bench_is_printed(benched: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     print_bench(benched)
     assert "break-even" in capsys.readouterr().out
+
+
+def test_the_sample_is_of_the_contender_that_chooses_k(tiny_bundle: Path) -> None:
+    """Else of the last that drafted; of three answers that whose share of accepted tokens is in the middle."""
+    manifest = manifest_from_bundle(tiny_bundle)
+    codec = TextCodec.from_bundle(tiny_bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
+
+    def answers(k: int) -> list[list[Answer]]:
+        return [[Answer(tuple(range(30, 36)), 1.0, (), ((k, n),) * (6 - n))] for n in (2, 0, 1)]
+
+    prompts = [Prompt(name, "") for name in "xyz"]
+    found = sample_of({"plain": answers(0), "auto": answers(3), "ngram": answers(4)}, prompts, codec)
+    assert found is not None and (found.contender, found.prompt, found.drafted) == ("auto", "z", (3,) * 5)
+    found = sample_of({"auto": answers(0), "model": answers(4), "plain": answers(0)}, prompts, codec)
+    assert found is not None and found.contender == "model"
+    assert sample_of({"plain": answers(0)}, prompts, codec) is None
 
 
 def test_origins_of_tokens() -> None:
