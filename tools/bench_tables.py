@@ -28,7 +28,7 @@ def print_bench(bench: Bench) -> None:
     )
     _print_scores(console, bench.scores)
     _print_drafting(console, bench.scores)
-    _print_categories(console, bench)
+    _table(console, *categories_table(bench))
     _print_passes(console, bench)
     for line in remarks(bench):
         console.print(f"- {line}", markup=False)
@@ -144,19 +144,21 @@ def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
         _table(console, "rounds", headings, rows)
 
 
-def _print_categories(console: Console, bench: Bench) -> None:
+def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
+    """(title, headings, rows): speeds by category, and times plain with the interval."""
     scores = bench.scores
     reference = list(scores[0].ratio_to)[-1:]
     counts = Counter(entry.category for entry in bench.prompts)
     rows = []
     for category in scores[0].tokens_per_s_by_category:
-        cells = []
-        for row in scores:
-            cells.append(f"{row.tokens_per_s_by_category[category]:.1f}{''.join(_against(row, reference, category))}")
+        cells = [
+            f"{row.tokens_per_s_by_category[category]:.1f}{''.join(_against(row, reference, category))}"
+            for row in scores
+        ]
         rows.append([f"{category} ({counts[category]})", *cells])
     against = f", and times {reference[0]} (95 %)" if reference else ""
     title = f"tokens/s by category{against}; in brackets the prompts, {_runs_text(bench)}"
-    _table(console, title, ["category", *(row.contender for row in scores)], rows)
+    return title, ["category", *(row.contender for row in scores)], rows
 
 
 def _against(row: Score, references: Sequence[str], category: str) -> list[str]:

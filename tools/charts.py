@@ -91,7 +91,7 @@ def draw_widths(axes: Any, bench: Bench) -> None:
     )
     axes.axhline(passes.bound_ms / first, color=INK, linestyle=":", linewidth=1)
     axes.annotate(
-        f"memory's bound, {passes.bound_ms:.1f} ms", (1, passes.bound_ms / first), (0, 4), textcoords="offset points"
+        f"memory's bound, {passes.bound_ms:.1f} ms", (1, passes.bound_ms / first), (0, -12), textcoords="offset points"
     )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of the pass, M")
@@ -102,7 +102,7 @@ def draw_widths(axes: Any, bench: Bench) -> None:
 def draw_ks(axes: Any, bench: Bench) -> None:
     """Drafted tokens of each round of the sample."""
     drafted = bench.sample.drafted if bench.sample is not None else ()
-    axes.step(range(1, len(drafted) + 1), drafted, where="mid", color=COLOURS[2])
+    axes.step(range(1, len(drafted) + 1), drafted, where="mid", marker="o", markersize=3, color=COLOURS[2])
     axes.set_ylim(0, max(drafted, default=0) + 1)
     axes.set_xlabel("round")
     axes.set_ylabel("drafted tokens")

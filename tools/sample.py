@@ -32,12 +32,14 @@ def sample_of(
 ) -> Sample | None:
     """A text of ``auto``, whose K is chosen by round, or else of the last contender that drafted anything.
 
-    Of its answers that whose share of accepted tokens is in the middle.
+    Of its answers of many rounds (half of the most, or more) that whose share of accepted tokens is in the middle.
     """
     for name in sorted(reversed(list(answers)), key=lambda name: name != CHOOSES_K):
         firsts = [repeats[0] for repeats in answers[name]]
         if any(drafted for answer in firsts for drafted, _ in answer.rounds):
-            order = sorted(range(len(firsts)), key=lambda i: _accepted_share(firsts[i]))
+            most = max(len(answer.rounds) for answer in firsts)
+            long = [i for i, answer in enumerate(firsts) if 2 * len(answer.rounds) >= most]
+            order = sorted(long, key=lambda i: _accepted_share(firsts[i]))
             index = order[len(order) // 2]
             answer = firsts[index]
             pieces = _pieces(answer, codec)
