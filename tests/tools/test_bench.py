@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import remarks
@@ -38,6 +39,30 @@ def test_every_contender_gives_the_ids_of_transformers(tiny_bundle: Path, names:
     assert all(0 < row.first_token_ms < row.seconds * 1e3 for row in bench.scores)
     stored = json.loads(json.dumps(bench.as_dict()))
     assert stored["scores"][0]["contender"] == "eager"
+
+
+def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Path) -> None:
+    """The torch model may lie elsewhere; in bf16 ids may differ, which is reported and no failure."""
+    elsewhere = tmp_path / "moved"
+    elsewhere.symlink_to(manifest_from_bundle(tiny_bundle).target.source)
+    names = "eager,eager-bf16,assisted-bf16,plain"
+    contenders = choose_contenders(names, manifest_from_bundle(tiny_bundle))
+    settings = Settings(4, 1, max_new_tokens=12, repeats=1, sources={"target": str(elsewhere)})
+    bench = run_bench(tiny_bundle, contenders, PROMPTS, settings, MACHINE)
+    assert [row.contender for row in bench.scores] == names.split(",") and bench.failed == {}
+    assert bench.started["eager-bf16"]["dtype"] == "torch.bfloat16"
+    assert bench.scores[0].equal_prompts == bench.scores[-1].equal_prompts == 2
+    moved = Settings(4, 1, max_new_tokens=12, repeats=1, sources={"target": str(tmp_path / "none")})
+    with pytest.raises(SpecrtError, match=r"transformers fp32: .*none"):
+        run_bench(tiny_bundle, contenders, PROMPTS, moved, MACHINE)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU; no g++ found")
+def test_a_compiled_eager_gives_the_same_ids(tiny_bundle: Path) -> None:
+    contenders = choose_contenders("eager-compiled,plain", manifest_from_bundle(tiny_bundle))
+    bench = run_bench(tiny_bundle, contenders, PROMPTS, Settings(4, 1, max_new_tokens=12, repeats=1), MACHINE)
+    assert [row.equal_prompts for row in bench.scores] == [2, 2]
+    assert bench.started["eager-compiled"]["compiled"] is True
 
 
 def test_sampled_text_is_the_same_with_and_without_drafts(benched: Bench) -> None:
