@@ -14,7 +14,7 @@ from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
-from specrt.tools.bench_types import Settings
+from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.contenders import Contender, choose_contenders, needed_bytes, processes
 from specrt.tools.machine import describe_machine, notes
 from specrt.tools.progress import shown_steps
@@ -48,13 +48,7 @@ def run_command(
     resume: bool,
 ) -> None:
     """Run, print, write. Raises ``SpecrtError``."""
-    if resume and json_file is None:
-        raise UsageError("--resume: it goes on with what --json began; give the same --json")
-    for path in filter(None, (json_file, html_file)):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: its folder does not exist; make it first")
-    if html_file is not None:
-        _check_plotting()
+    _check_files(json_file, html_file, resume)
     manifest = manifest_from_bundle(bundle)
     check_files(bundle, manifest)
     contenders = lineup_of(baseline, manifest)
@@ -85,13 +79,7 @@ def run_command(
     with shown_steps(len(contenders) * (1 + len(prompts) * settings.repeats) + 2) as advance:
         bench = run_bench(bundle, contenders, prompts, settings, machine, advance, journal, resume, required)
     print_bench(bench)
-    if json_file is not None:
-        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if html_file is not None:
-        from specrt.tools.report import write_report
-
-        for path in write_report(bench, html_file):
-            click.echo(str(path))
+    _write(bench, json_file, html_file)
 
 
 def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
@@ -113,9 +101,25 @@ def chosen_prompts(file: Path | None, categories: str | None, per_category: int 
     return tuple(sorted(own, key=lambda prompt: prompt.number))
 
 
-def _check_plotting() -> None:
+def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -> None:
     """Before minutes of measuring. Raises ``UsageError``."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError("--html: its charts need matplotlib; install specrt[bench]") from error
+    if resume and json_file is None:
+        raise UsageError("--resume: it goes on with what --json began; give the same --json")
+    for path in filter(None, (json_file, html_file)):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist; make it first")
+    if html_file is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise UsageError("--html: its charts need matplotlib; install specrt[bench]") from error
+
+
+def _write(bench: Bench, json_file: Path | None, html_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if html_file is not None:
+        from specrt.tools.report import write_report
+
+        for path in write_report(bench, html_file):
+            click.echo(str(path))
