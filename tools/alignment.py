@@ -18,6 +18,7 @@ from specrt.engines.seam import Array
 from specrt.engines.spec import LOGITS
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import NGramDrafter
+from specrt.tools.lookups import look_up
 
 
 @dataclass
@@ -91,16 +92,12 @@ class Tally:
         """One text of n-gram drafts, round by round. ``output`` is the target's; its first token is the prefill's."""
         drafter, tokens, place = NGramDrafter(), [*prompt, *output], len(prompt) + 1
         while place < len(tokens):
-            drafted = drafter.propose(tokens[:place], min(self.k, len(tokens) - place - 1))
-            taken = 0
-            for i, token in enumerate(drafted):
+            found = look_up(drafter, tokens, place, min(self.k, len(tokens) - place - 1))
+            for i in range(min(found.num_drafted, found.num_accepted + 1)):
                 self.reached[i] += 1
-                if token != tokens[place + i]:
-                    break
-                self.accepted[i] += 1
-                taken += 1
-            self.by_drafted[len(drafted)] += 1
-            place += taken + 1
+                self.accepted[i] += i < found.num_accepted
+            self.by_drafted[found.num_drafted] += 1
+            place += found.num_accepted + 1
         self.tokens += max(0, len(output) - 1)
 
 

@@ -64,8 +64,7 @@ def run_bench(
         )
     answers = work.answers(running, used)
     chosen = [kept[index] for index in used]
-    if len(used) < len(kept):
-        skipped.append(f"no time was left for {len(kept) - len(used)} of {len(kept)} prompts")
+    skipped += _cuts(work, len(used), max(map(len, next(iter(answers.values())))))
     journal.finish()
     return Bench(
         created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -80,6 +79,7 @@ def run_bench(
         failed=work.failed,
         scores=score(answers, chosen, [len(ids[i]) for i in used], settings.temperature),
         passes=work.passes,
+        started={name: said for name, said in work.said.items() if name not in work.failed},
         sample=sample_of(
             answers, chosen, TextCodec.from_bundle(bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
         ),
@@ -100,6 +100,24 @@ def fitting(
     if not kept:
         raise UsageError(skipped[0] if skipped else "prompts: got none, expected one at least")
     return kept, ids, skipped
+
+
+def _cuts(work: Work, num_prompts: int, num_repeats: int) -> list[str]:
+    """What was asked for and had no time: shorter answers, missing prompts, missing repeats."""
+    settings, asked = work.settings, len(work.prompts)
+    more = "; more --budget-minutes, or 0 for no limit, bring them back"
+    cuts = []
+    if work.max_new_tokens < settings.max_new_tokens:
+        cuts.append(
+            f"answers were cut to {work.max_new_tokens} tokens, {settings.max_new_tokens} did not fit in the time"
+        )
+    if num_prompts < asked:
+        cuts.append(f"no time was left for {asked - num_prompts} of {asked} prompts")
+    elif num_repeats < settings.repeats or len(work.done) < num_prompts * num_repeats:
+        cuts.append(
+            f"no time was left for {settings.repeats * asked - len(work.done)} of {settings.repeats * asked} answers"
+        )
+    return [cut + more for cut in cuts]
 
 
 def _groups(manifest: Manifest, contenders: Sequence[Contender], settings: Settings) -> list[list[Contender]]:

@@ -14,11 +14,12 @@ from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
-from specrt.tools.bench_types import Settings
+from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.contenders import Contender, choose_contenders, needed_bytes, processes
 from specrt.tools.machine import describe_machine, notes
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import PER_CATEGORY, Prompt, bench_prompts, prompts_from_file
+from specrt.tools.serving_llama import check_llama_cpp
 
 MINUTES, QUICK_MINUTES = 9.0, 1.7
 TOKENS, QUICK_TOKENS = 64, 32
@@ -31,6 +32,7 @@ def run_command(
     categories: str | None,
     file: Path | None,
     k: int | None,
+    prompts_per_category: int | None,
     max_new_tokens: int | None,
     num_runs: int | None,
     temperature: float,
@@ -40,23 +42,24 @@ def run_command(
     one_at_a_time: bool,
     source: str | None,
     draft_source: str | None,
+    gguf: Path | None,
     json_file: Path | None,
     html_file: Path | None,
     resume: bool,
 ) -> None:
     """Run, print, write. Raises ``SpecrtError``."""
-    if resume and json_file is None:
-        raise UsageError("--resume: it goes on with what --json began; give the same --json")
-    for path in filter(None, (json_file, html_file)):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: its folder does not exist; make it first")
-    if html_file is not None:
-        _check_plotting()
+    _check_files(json_file, html_file, resume)
     manifest = manifest_from_bundle(bundle)
     check_files(bundle, manifest)
     contenders = lineup_of(baseline, manifest)
-    prompts = _prompts(file, categories, quick)
+    given = {"target": source, "draft": draft_source, "gguf": None if gguf is None else str(gguf)}
+    sources = {role: name for role, name in given.items() if name is not None}
+    if any(contender.library == "llama.cpp" for contender in contenders):
+        check_llama_cpp(manifest, sources)
+    prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
+    if minutes < 0:
+        raise UsageError(f"--budget-minutes {minutes:g}: expected minutes, or 0 for no limit")
     settings = Settings(
         manifest.num_speculative_tokens if k is None else k,
         available_cores() if threads is None else threads,
@@ -64,8 +67,9 @@ def run_command(
         num_runs or (1 if quick else RUNS),
         one_at_a_time=one_at_a_time,
         temperature=temperature,
-        budget_s=minutes * 60,
-        sources={role: name for role, name in (("target", source), ("draft", draft_source)) if name is not None},
+        budget_s=minutes * 60 or None,
+        sources=sources,
+        keep_tokens=max_new_tokens is not None,
     )
     machine = describe_machine(settings.threads)
     for line in notes(machine, [needed_bytes(manifest, group) for group in processes(contenders)], one_at_a_time):
@@ -75,13 +79,7 @@ def run_command(
     with shown_steps(len(contenders) * (1 + len(prompts) * settings.repeats) + 2) as advance:
         bench = run_bench(bundle, contenders, prompts, settings, machine, advance, journal, resume, required)
     print_bench(bench)
-    if json_file is not None:
-        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if html_file is not None:
-        from specrt.tools.report import write_report
-
-        for path in write_report(bench, html_file):
-            click.echo(str(path))
+    _write(bench, json_file, html_file)
 
 
 def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
@@ -92,18 +90,36 @@ def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
     return choose_contenders(",".join(ordered), manifest)
 
 
-def _prompts(file: Path | None, categories: str | None, quick: bool) -> tuple[Prompt, ...]:
-    if file is not None:
-        if categories is not None:
-            raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
-        return prompts_from_file(file)
-    names = [name.strip() for name in categories.split(",")] if categories is not None else []
-    return bench_prompts(1 if quick else PER_CATEGORY, names)
+def chosen_prompts(file: Path | None, categories: str | None, per_category: int | None) -> tuple[Prompt, ...]:
+    """Ours or those of ``file``, at most ``per_category`` of each kind; every kind's first before any kind's second."""
+    if file is None:
+        names = [name.strip() for name in categories.split(",")] if categories is not None else []
+        return bench_prompts(PER_CATEGORY if per_category is None else per_category, names)
+    if categories is not None:
+        raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
+    own = [p for p in prompts_from_file(file) if per_category is None or p.number <= per_category]
+    return tuple(sorted(own, key=lambda prompt: prompt.number))
 
 
-def _check_plotting() -> None:
+def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -> None:
     """Before minutes of measuring. Raises ``UsageError``."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UsageError("--html: its charts need matplotlib; install specrt[bench]") from error
+    if resume and json_file is None:
+        raise UsageError("--resume: it goes on with what --json began; give the same --json")
+    for path in filter(None, (json_file, html_file)):
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist; make it first")
+    if html_file is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise UsageError("--html: its charts need matplotlib; install specrt[bench]") from error
+
+
+def _write(bench: Bench, json_file: Path | None, html_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if html_file is not None:
+        from specrt.tools.report import write_report
+
+        for path in write_report(bench, html_file):
+            click.echo(str(path))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from specrt.tools.bench_types import Bench
-from specrt.tools.scores import SAME, Score
+from specrt.tools.intervals import Interval
+from specrt.tools.scores import Score, is_below
 
 WIDTH = 150  # of what is piped into a file
 
@@ -26,7 +28,7 @@ def print_bench(bench: Bench) -> None:
     )
     _print_scores(console, bench.scores)
     _print_drafting(console, bench.scores)
-    _print_categories(console, bench.scores)
+    _table(console, *categories_table(bench))
     _print_passes(console, bench)
     for line in remarks(bench):
         console.print(f"- {line}", markup=False)
@@ -52,6 +54,7 @@ def remarks(bench: Bench) -> list[str]:
         if row.completion_tokens < most:
             lines.append(f"{row.contender} returned {row.completion_tokens} tokens where others returned {most}")
     lines += [f"{name} is missing: {why}" for name, why in bench.failed.items()]
+    lines += [_of_llama_cpp(started) for name, started in bench.started.items() if "gguf" in started]
     lines += [f"left out: {why}" for why in bench.skipped]
     if bench.machine.is_busy:
         busy = bench.machine.busy_percent_before
@@ -60,13 +63,39 @@ def remarks(bench: Bench) -> list[str]:
 
 
 def _against_plain(row: Score) -> str:
-    ratio, losing = row.ratio_to["plain"], row.losing_categories
-    verb = "draws with" if 1 / SAME <= ratio <= SAME else "wins over" if ratio > 1 else "LOSES to"
-    line = f"{row.contender} {verb} plain decoding: {with_interval(ratio, row.interval_of.get('plain'))}"
-    if losing:
-        parts = ", ".join(f"{name} {value:.2f}" for name, value in sorted(losing.items(), key=lambda item: item[1]))
-        line += f"; it loses in {parts}"
+    """Won or lost where the whole interval says so, else neither; then every category that is below 1.00."""
+    ratio, interval = row.ratio_to["plain"], row.interval_of.get("plain")
+    shown = with_interval(ratio, interval)
+    if interval is None:
+        line = f"{row.contender}: {shown} plain decoding, of one prompt only"
+    elif interval[0] > 1:
+        line = f"{row.contender} wins over plain decoding: {shown}"
+    elif is_below(interval[1]):
+        line = f"{row.contender} LOSES to plain decoding: {shown}"
+    else:
+        line = f"{row.contender} cannot be distinguished from plain decoding: {shown}"
+    slower = row.slower_categories
+    losses = {name: figures for name, figures in slower.items() if figures[1] is not None and is_below(figures[1][1])}
+    unsure = {name: figures for name, figures in slower.items() if name not in losses}
+    if losses:
+        line += f"; it loses in {_listed(losses)}"
+    if unsure:
+        line += f"; below 1.00, but not distinguishable from it, in {_listed(unsure)}"
     return line
+
+
+def _listed(slower: Mapping[str, tuple[float, Interval | None]]) -> str:
+    parts = [f"{name} {with_interval(*figures)}" for name, figures in slower.items()]
+    return ", ".join(
+        part if slower[name][1] else f"{part} (one prompt)" for name, part in zip(slower, parts, strict=True)
+    )
+
+
+def _of_llama_cpp(started: Mapping[str, str]) -> str:
+    return (
+        f"llama.cpp (xllamacpp {started['xllamacpp']}) reads the quantized weights of {started['gguf']}, so its ids "
+        f"may differ; its kernels: {started['kernels']}"
+    )
 
 
 def ratio_text(row: Score, reference: str) -> str:
@@ -115,17 +144,34 @@ def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
         _table(console, "rounds", headings, rows)
 
 
-def _print_categories(console: Console, scores: Sequence[Score]) -> None:
+def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
+    """(title, headings, rows): speeds by category, and times plain with the interval."""
+    scores = bench.scores
     reference = list(scores[0].ratio_to)[-1:]
+    counts = Counter(entry.category for entry in bench.prompts)
     rows = []
     for category in scores[0].tokens_per_s_by_category:
-        cells = []
-        for row in scores:
-            ratios = [f" ({row.ratio_by_category[name][category]:.2f})" for name in reference]
-            cells.append(f"{row.tokens_per_s_by_category[category]:.1f}" + "".join(ratios))
-        rows.append([category, *cells])
-    against = f", and times {reference[0]}" if reference else ""
-    _table(console, f"tokens/s by category{against}", ["category", *(row.contender for row in scores)], rows)
+        cells = [
+            f"{row.tokens_per_s_by_category[category]:.1f}{''.join(_against(row, reference, category))}"
+            for row in scores
+        ]
+        rows.append([f"{category} ({counts[category]})", *cells])
+    against = f", and times {reference[0]} (95 %)" if reference else ""
+    title = f"tokens/s by category{against}; in brackets the prompts, {_runs_text(bench)}"
+    return title, ["category", *(row.contender for row in scores)], rows
+
+
+def _against(row: Score, references: Sequence[str], category: str) -> list[str]:
+    """The ratio to each of ``references``, without those to itself."""
+    return [
+        f", {with_interval(row.ratio_by_category[name][category], row.interval_by_category[name].get(category))}"
+        for name in references
+        if name != row.contender
+    ]
+
+
+def _runs_text(bench: Bench) -> str:
+    return "one run each" if bench.repeats == 1 else f"up to {bench.repeats} runs each"
 
 
 def _print_passes(console: Console, bench: Bench) -> None:

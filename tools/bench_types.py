@@ -17,8 +17,9 @@ PAST = 100  # cached tokens of the timed passes
 class Settings:
     """How to compare. ``one_at_a_time`` loads one process after the other, for machines short of memory.
 
-    ``repeats`` and ``max_new_tokens`` are the most; ``budget_s`` None has no limit of time. Above ``temperature`` 0
-    every prompt is drawn with the same seed, so that specrt's contenders must still agree.
+    ``repeats`` and ``max_new_tokens`` are the most; ``budget_s`` None has no limit of time. With ``keep_tokens``
+    answers are not made shorter for want of time; then fewer prompts are answered. Above ``temperature`` 0 every prompt
+    is drawn with the same seed, so that specrt's contenders must still agree.
     """
 
     k: int
@@ -30,6 +31,7 @@ class Settings:
     temperature: float = 0.0
     budget_s: float | None = None
     sources: dict[str, str] = field(default_factory=dict)
+    keep_tokens: bool = False
 
     def __post_init__(self) -> None:
         for name in ("k", "threads", "max_new_tokens", "repeats"):
@@ -67,6 +69,7 @@ class Bench:
     """Scores of the contenders, and what is needed to read them.
 
     ``failed`` tells why a contender is missing, ``skipped`` which prompts did not fit into the context or the time.
+    ``started`` is what each contender's process said of itself: dtype, attention, or llama.cpp's kernels.
     """
 
     created_utc: str
@@ -82,6 +85,7 @@ class Bench:
     scores: tuple[Score, ...]
     passes: Passes | None
     sample: Sample | None
+    started: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """What ``--json`` writes."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import manifest_from_bundle
@@ -41,6 +42,7 @@ class Work:
     done: list[Block] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     passes: Passes | None = None
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, groups: Sequence[Sequence[Contender]], share: float) -> None:
         """Load processes and ask; until ``share`` of the budget is used. Later groups repeat what the first did."""
@@ -50,6 +52,7 @@ class Work:
         blocks = [(repeat, index) for repeat in range(settings.repeats) for index in range(len(self.ids))]
         with Lineup(self.bundle, groups, settings.threads, settings.sources, self.required) as lineup:
             self.failed.update(lineup.failed)
+            self.said.update(lineup.started)
             speeds = [self._warm_up(lineup, c) for c in contenders if c.name not in self.failed]
             if all(contender.name in self.failed for contender in contenders):
                 return
@@ -59,7 +62,8 @@ class Work:
             if is_first:
                 left_s = None if settings.budget_s is None else settings.budget_s * share - self._elapsed_s()
                 num_prompts = min(len(self.ids), ENOUGH_PROMPTS)
-                tokens = tokens_within(settings.max_new_tokens, left_s, speeds, num_prompts)
+                most = settings.max_new_tokens
+                tokens = most if settings.keep_tokens else tokens_within(most, left_s, speeds, num_prompts)
                 self.max_new_tokens = self.journal.settled("max_new_tokens", tokens)
             limit_s = settings.budget_s * share if settings.budget_s is not None and is_first else None
             self.done = self._ask_all(lineup, contenders, blocks if is_first else self.done, limit_s)

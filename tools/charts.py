@@ -12,7 +12,7 @@ from specrt.tools.bench_types import Bench
 from specrt.tools.scores import Score
 
 INK = "#010203"  # a colour of no chart; in SVG it becomes the page's
-COLOURS = ("#7c8798", "#2f7ed8", "#e8862e", "#2aa775", "#b455c4", "#c9a500", "#d6455d", "#4bb3c9")
+COLOURS = ("#7c8798", "#2f7ed8", "#e8862e", "#2aa775", "#b455c4", "#c9a500", "#d6455d", "#4bb3c9", "#8a6d4f", "#5c5fc7")
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "specrt",
@@ -37,7 +37,7 @@ def draw_speeds(axes: Any, bench: Bench) -> None:
 
 
 def draw_categories(axes: Any, bench: Bench) -> None:
-    """Times plain by category, with 95 % intervals where there are four prompts or more."""
+    """Times plain by category, with 95 % intervals where there are two prompts or more."""
     rows, categories = drafting(bench), list(bench.scores[0].tokens_per_s_by_category)
     height = 0.8 / max(1, len(rows))
     for index, row in enumerate(rows):
@@ -91,7 +91,7 @@ def draw_widths(axes: Any, bench: Bench) -> None:
     )
     axes.axhline(passes.bound_ms / first, color=INK, linestyle=":", linewidth=1)
     axes.annotate(
-        f"memory's bound, {passes.bound_ms:.1f} ms", (1, passes.bound_ms / first), (0, 4), textcoords="offset points"
+        f"memory's bound, {passes.bound_ms:.1f} ms", (1, passes.bound_ms / first), (0, -12), textcoords="offset points"
     )
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of the pass, M")
@@ -102,7 +102,7 @@ def draw_widths(axes: Any, bench: Bench) -> None:
 def draw_ks(axes: Any, bench: Bench) -> None:
     """Drafted tokens of each round of the sample."""
     drafted = bench.sample.drafted if bench.sample is not None else ()
-    axes.step(range(1, len(drafted) + 1), drafted, where="mid", color=COLOURS[2])
+    axes.step(range(1, len(drafted) + 1), drafted, where="mid", marker="o", markersize=3, color=COLOURS[2])
     axes.set_ylim(0, max(drafted, default=0) + 1)
     axes.set_xlabel("round")
     axes.set_ylabel("drafted tokens")
@@ -116,7 +116,7 @@ CHARTS: dict[str, tuple[str, float, Draw]] = {  # file name: (title, inches of h
     "positions": ("Acceptance by position", 3.0, draw_positions),
     "rounds": ("Where a round's time goes", 2.2, draw_rounds),
     "widths": ("What a wider pass costs", 3.0, draw_widths),
-    "ks": ("K over time, in the text below", 2.4, draw_ks),
+    "ks": ("K chosen over time, in the text below", 2.4, draw_ks),
 }
 
 

@@ -29,12 +29,21 @@ from specrt.engines.manifest import Manifest
 from specrt.engines.spec import ITEM_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-PROCESS_BYTES = {"transformers": 600 << 20, "transformers-compiled": 900 << 20, "specrt": 140 << 20}
+PROCESS_BYTES = {
+    "transformers": 600 << 20,
+    "transformers-compiled": 900 << 20,
+    "specrt": 140 << 20,
+    "llama.cpp": 300 << 20,
+}
+GGUF_BYTES = 1.3  # a weight in 4 bits: the file is mapped, and part of it repacked for the CPU's kernels
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to generate greedily. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa."""
+    """A way to generate. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa.
+
+    ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights.
+    """
 
     name: str
     library: str
@@ -54,6 +63,7 @@ _ROWS = (
     Contender("assisted", "transformers", "fp32", "model"),
     Contender("assisted-bf16", "transformers", "bf16", "model"),
     Contender("lookup", "transformers", "fp32", "ngram"),
+    Contender("llama.cpp", "llama.cpp", "gguf"),
     Contender("plain", "specrt", "bundle"),
     Contender("auto", "specrt", "bundle", "auto"),
     Contender("ngram", "specrt", "bundle", "ngram"),
@@ -133,9 +143,9 @@ def needed_bytes(manifest: Manifest, contenders: Sequence[Contender]) -> int:
         models.append(manifest.draft.model)
     if library == "specrt":
         return PROCESS_BYTES[library] + sum(model.weights_bytes + model.spec.kv_bytes for model in models)
-    item_bytes = ITEM_BYTES[DTYPES[dtype]]
+    item_bytes = GGUF_BYTES if library == "llama.cpp" else ITEM_BYTES[DTYPES[dtype]]
     num_parameters = sum(model.weights_bytes // ITEM_BYTES[model.spec.dtype] for model in models)
-    return PROCESS_BYTES[library] + num_parameters * item_bytes
+    return PROCESS_BYTES[library] + int(num_parameters * item_bytes)
 
 
 class Worker:
@@ -204,6 +214,7 @@ class Lineup:
     """Contenders with their processes loaded, one after the other so that the peaks of loading do not add up.
 
     ``failed`` tells why a contender is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
+    ``started`` is what the process of each contender said of itself.
     """
 
     def __init__(
@@ -216,6 +227,7 @@ class Lineup:
     ) -> None:
         self._workers: dict[str, Worker] = {}
         self.failed: dict[str, str] = {}
+        self.started: dict[str, dict[str, Any]] = {}
         with ExitStack() as stack:
             for group in groups:
                 try:
@@ -226,6 +238,7 @@ class Lineup:
                     self.failed.update({contender.name: str(error) for contender in group})
                     continue
                 self._workers.update({contender.name: worker for contender in group})
+                self.started.update({contender.name: worker.started for contender in group})
             self._stack = stack.pop_all()
 
     def ask(self, contender: Contender, prompt_ids: Sequence[int], k: int, **limits: Any) -> Answer:

@@ -12,7 +12,7 @@ from specrt.engines.errors import UsageError
 from specrt.tools.generation import MAX_THREADS
 
 FILE = click.Path(path_type=Path)
-BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, plain."
+BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, plain."
 
 
 @click.command()
@@ -46,7 +46,8 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
     if device is None:
         return
     dtype = options["dtype"] or ("fp16" if device.overlaps else "fp32")
-    acceptance = acceptance_from_file(options["measured"]) if options["measured"] else (options["acceptance"],)
+    measured, given = options["measured"], (options["acceptance"],)
+    acceptance = acceptance_from_file(measured, draft != "ngram") if measured else given
     length = DEFAULT_MAX_SEQ_LEN if options["max_seq_len"] is None else options["max_seq_len"]
     costs = [cost_of(target, Shape(dtype, options["quantize"], length, MAX_K), None, trust_remote_code)]
     if draft != "ngram":
@@ -70,7 +71,7 @@ def _device(options: dict[str, Any]) -> Any:
     if name == "list":
         for key, row in device_table().items():
             memory = (row.memory_bytes or 0) / 1e9
-            click.echo(f"{key:18} {row.name:36} {memory:5.0f} GB   {row.source}")
+            click.echo(f"{key:18} {row.name:36} {memory:5.0f} GB   {row.source}; {row.checked}")
         return None
     if name is not None:
         if figures != (None, None) or options["memory"] is not None:
@@ -113,13 +114,20 @@ def align(
 @click.option("--baseline", default="eager,plain", show_default=True, help=BASELINES)
 @click.option("--categories", help="Some of our twelve kinds of prompts, by comma.  [default: all]")
 @click.option("--prompts", "file", type=FILE, help="Prompts of your own: one a line, or JSON lines.  [default: ours]")
+@click.option("--prompts-per-category", type=click.IntRange(1), help="The most of a kind.  [default: all; --quick: 1]")
 @click.option("--num-speculative-tokens", "-k", "k", type=int, help="K of those that draft.  [default: the bundle's]")
-@click.option("--max-new-tokens", type=click.IntRange(2), help="The most of each answer.  [default: 64; --quick: 32]")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(2),
+    help="Of each answer.  [default: 64, --quick 32; fewer for want of time]",
+)
 @click.option("--num-runs", type=click.IntRange(1), help="The most answers to each prompt.  [default: 3; --quick: 1]")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
 @click.option(
-    "--budget-minutes", type=float, help="Stop after so long, with what is whole.  [default: 9; --quick: 1.7]"
+    "--budget-minutes",
+    type=float,
+    help="Stop after so long, with what is whole, and say what is missing; 0 has no limit.  [default: 9; --quick: 1.7]",
 )
 @click.option(
     "--quick", is_flag=True, help="One short prompt of each category, in under two minutes for a small model."
@@ -127,6 +135,7 @@ def align(
 @click.option("--one-at-a-time", is_flag=True, help="Load one process after the other; needs less memory.")
 @click.option("--source", help="The torch model of the target.  [default: where the bundle came from]")
 @click.option("--draft-source", help="The torch model of the draft.  [default: where the bundle came from]")
+@click.option("--gguf", type=FILE, help="What llama.cpp reads.  [default: the .gguf file that the bundle came from]")
 @click.option("--json", "json_file", type=FILE, help="Write everything to this file; needed for --resume.")
 @click.option("--html", "html_file", type=FILE, help="Write a report to this file, and its charts as PNGs beside it.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted bench of the same --json.")

@@ -88,15 +88,17 @@ def make_plan(
     return Plan(device, target, draft, past, tuple(acceptance), rounds)
 
 
-def acceptance_from_file(path: Path) -> tuple[float, ...]:
+def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[float, ...]:
     """Acceptance by position of a file that ``specrt align --json`` or ``specrt bench --json`` wrote.
 
-    Of a bench it is that of the last contender that drafted. Raises ``UsageError``.
+    Of a bench it is that of the contender ``model``, or ``ngram`` for a plan without a draft model; where that one is
+    missing, of the last that drafted. Raises ``UsageError``.
     """
+    wanted = "model" if has_draft_model else "ngram"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        rows = [stored, *reversed(stored.get("scores", []))]
-        found = next(row["acceptance_by_position"] for row in rows if row.get("acceptance_by_position"))
+        scores = sorted(reversed(stored.get("scores", [])), key=lambda row: row.get("contender") != wanted)
+        found = next(row["acceptance_by_position"] for row in (stored, *scores) if row.get("acceptance_by_position"))
         return tuple(float(chance) for chance in found)
     except (OSError, ValueError, AttributeError, TypeError, StopIteration) as error:
         raise UsageError(
@@ -108,7 +110,8 @@ def acceptance_from_file(path: Path) -> tuple[float, ...]:
 def print_plan(plan: Plan) -> None:
     """The plan on standard output, with what it assumes."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{plan.device.name}[/bold] ({plan.device.source})")
+    checked = f"; {plan.device.checked}" if plan.device.checked else ""
+    console.print(f"[bold]{plan.device.name}[/bold] ({plan.device.source}{checked})")
     _print_bytes(console, plan)
     _print_passes(console, plan)
     rounds, best = plan.rounds, plan.rounds.best_k(plan.acceptance)

@@ -61,16 +61,17 @@ def load_prompts() -> tuple[Prompt, ...]:
 
 
 def bench_prompts(per_category: int = PER_CATEGORY, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
-    """The first ``per_category`` of each of twelve categories, or of those named; by rounds over the categories.
+    """The first ``per_category`` of each of twelve categories, or of those named.
 
-    Raises ``UsageError`` for an unknown category.
+    Every category's first comes before any category's second. Raises ``UsageError`` for an unknown category.
     """
     counts = Counter(prompt.category for prompt in _shipped())
     known = [category for category, count in counts.items() if count == PER_CATEGORY]
     if unknown := [name for name in categories if name not in known]:
         raise UsageError(f"categories: got {unknown[0]!r}, expected some of {', '.join(known)}")
     wanted = set(categories or known)
-    return tuple(p for p in _shipped() if p.category in wanted and p.number <= per_category)
+    chosen = [p for p in _shipped() if p.category in wanted and p.number <= per_category]
+    return tuple(sorted(chosen, key=lambda prompt: prompt.number))
 
 
 def _shipped() -> tuple[Prompt, ...]:

@@ -23,7 +23,10 @@ TABLE_OVERHEAD_US = 2.0
 
 @dataclass(frozen=True)
 class Device:
-    """``memory_bytes`` None: not known. Bandwidth and peak are those that kernels reach, not the data sheet's."""
+    """``memory_bytes`` None: not known. Bandwidth and peak are those that kernels reach, not the data sheet's.
+
+    ``checked`` says how the figures of ``source`` were compared with it.
+    """
 
     name: str
     memory_bytes: int | None
@@ -32,6 +35,7 @@ class Device:
     node_overhead_us: float
     overlaps: bool
     source: str
+    checked: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,24 +58,38 @@ class ModelCost:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A line of devices.json: a vendor's figures; ``tflops`` dense, fp16 with fp32 sums."""
+class DeviceRow:
+    """A line of devices.json: a vendor's figures and where they are from.
+
+    ``dense_tflops`` are tensor peaks without sparsity, by type; fp16 (bf16 is the same) and fp8 with fp32 sums.
+    ``checked`` tells whether the figures were found ``quoted`` from the document, follow by ``arithmetic`` from the
+    chip's, or were ``not checked``.
+    """
 
     key: str
     name: str
     memory_gb: float
     bandwidth_gb_per_s: float
-    tflops: float
+    dense_tflops: dict[str, float]
     source: str
+    url: str
+    checked: str
 
 
 def device_table() -> dict[str, Device]:
-    """The known devices by key."""
+    """The known devices by key; their peak is that of fp16."""
+    devices = {}
+    for row in device_rows():
+        peak = row.dense_tflops["fp16"]
+        device = vendor_device(row.name, row.memory_gb, row.bandwidth_gb_per_s, peak, f"{row.source}, {row.url}")
+        devices[row.key] = replace(device, checked=row.checked)
+    return devices
+
+
+def device_rows() -> list[DeviceRow]:
+    """The lines of devices.json."""
     text = resources.files("specrt.tools").joinpath("devices.json").read_text(encoding="utf-8")
-    rows = [from_json(_Row, row) for row in json.loads(text)]
-    return {
-        row.key: vendor_device(row.name, row.memory_gb, row.bandwidth_gb_per_s, row.tflops, row.source) for row in rows
-    }
+    return [from_json(DeviceRow, row) for row in json.loads(text)]
 
 
 def vendor_device(name: str, memory_gb: float | None, bandwidth_gb: float, tflops: float, source: str) -> Device:

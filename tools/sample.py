@@ -9,6 +9,7 @@ from specrt.runtime.text import TextCodec
 from specrt.tools.contenders import Answer
 from specrt.tools.prompts import Prompt
 
+CHOOSES_K = "auto"
 ACCEPTED, CORRECTED, PLAIN = "accepted", "corrected", "plain"
 
 
@@ -29,11 +30,16 @@ class Sample:
 def sample_of(
     answers: Mapping[str, Sequence[Sequence[Answer]]], prompts: Sequence[Prompt], codec: TextCodec
 ) -> Sample | None:
-    """A text of the last contender that drafted anything: the one whose share of accepted tokens is in the middle."""
-    for name in reversed(list(answers)):
+    """A text of ``auto``, whose K is chosen by round, or else of the last contender that drafted anything.
+
+    Of its answers of many rounds (half of the most, or more) that whose share of accepted tokens is in the middle.
+    """
+    for name in sorted(reversed(list(answers)), key=lambda name: name != CHOOSES_K):
         firsts = [repeats[0] for repeats in answers[name]]
         if any(drafted for answer in firsts for drafted, _ in answer.rounds):
-            order = sorted(range(len(firsts)), key=lambda i: _accepted_share(firsts[i]))
+            most = max(len(answer.rounds) for answer in firsts)
+            long = [i for i, answer in enumerate(firsts) if 2 * len(answer.rounds) >= most]
+            order = sorted(long, key=lambda i: _accepted_share(firsts[i]))
             index = order[len(order) // 2]
             answer = firsts[index]
             pieces = _pieces(answer, codec)

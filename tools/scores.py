@@ -9,13 +9,11 @@ from statistics import median
 import numpy as np
 
 from specrt.tools.contenders import CONTENDERS, Answer
+from specrt.tools.intervals import Interval, interval
 from specrt.tools.prompts import Prompt, bucket_of
 
 REFERENCES = ("eager", "plain")
 Answers = Mapping[str, Sequence[Sequence[Answer]]]
-NUM_RESAMPLES = 2000
-LEAST_PROMPTS = 4  # for an interval
-SAME = 1.02  # ratios between 1 / SAME and SAME are a draw
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Score:
 
     * ``tokens_per_s``: completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves the first
       tokens and the time up to them out.
-    * ``ratio_to``: ``tokens_per_s`` over that of ``eager`` and of ``plain``, with a 95 % interval by paired bootstrap
-      over the prompts (None for fewer than four). With fewer tokens than others, ending early earns nothing.
+    * ``ratio_to``: ``tokens_per_s`` over that of ``eager`` and of ``plain``, with a 95 % interval over prompts and
+      runs (intervals.py; None for one prompt). With fewer tokens than others, ending early earns nothing.
     * ``first_token_ms``: median over the prompts; ``gap_ms``: p50 and p95 of the time between two tokens as they
       arrive, 0 for those that arrive together.
     * ``acceptance_by_position``: of the rounds that judged drafted token i, the share that accepted it;
@@ -54,10 +52,10 @@ class Score:
     tokens_per_s: float
     decode_tokens_per_s: float | None
     ratio_to: dict[str, float]
-    interval_of: dict[str, tuple[float, float] | None]
+    interval_of: dict[str, Interval | None]
     tokens_per_s_by_category: dict[str, float]
     ratio_by_category: dict[str, dict[str, float]]
-    interval_by_category: dict[str, dict[str, tuple[float, float] | None]]
+    interval_by_category: dict[str, dict[str, Interval | None]]
     ratio_by_bucket: dict[str, dict[str, float]]
     first_token_ms: float
     gap_ms: dict[str, float]
@@ -72,9 +70,16 @@ class Score:
     differences: tuple[Difference, ...]
 
     @property
-    def losing_categories(self) -> dict[str, float]:
-        """Categories in which it is slower than plain decoding, with the ratio."""
-        return {name: ratio for name, ratio in self.ratio_by_category.get("plain", {}).items() if ratio < 1 / SAME}
+    def slower_categories(self) -> dict[str, tuple[float, Interval | None]]:
+        """Every category whose ratio to plain, as it is shown, is below 1.00; with the interval, the slowest first."""
+        intervals = self.interval_by_category.get("plain", {})
+        slower = [(ratio, name) for name, ratio in self.ratio_by_category.get("plain", {}).items() if is_below(ratio)]
+        return {name: (ratio, intervals.get(name)) for ratio, name in sorted(slower)}
+
+
+def is_below(ratio: float) -> bool:
+    """Whether a ratio is below 1.00 as tables show it, so that words and tables agree."""
+    return round(ratio, 2) < 1
 
 
 def first_difference(prompt: str, expected: Sequence[int], got: Sequence[int]) -> Difference | None:
@@ -158,25 +163,6 @@ def by_position(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
             break
         shares.append(sum(accepted > i for accepted in judged) / len(judged))
     return tuple(shares)
-
-
-def interval(ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]]) -> tuple[float, float] | None:
-    """The 95 % interval of the ratio of tokens per second: prompts are drawn again, the pair of each together."""
-    if len(ours) < LEAST_PROMPTS:
-        return None
-    figures = np.array(
-        [(_num_tokens([a]), _seconds([a]), _num_tokens([b]), _seconds([b])) for a, b in zip(ours, theirs, strict=True)]
-    )  # [prompts, 4]
-    draws = np.random.default_rng(0).integers(len(figures), size=(NUM_RESAMPLES, len(figures)))
-    tokens, seconds, other_tokens, other_seconds = figures[draws].sum(axis=1).T  # [resamples] each
-    usable = (seconds > 0) & (other_tokens > 0) & (other_seconds > 0)
-    if not usable.any():
-        return None
-    ratios = (tokens / np.where(usable, seconds, 1)) / (
-        np.where(usable, other_tokens, 1) / np.where(usable, other_seconds, 1)
-    )
-    low, high = np.percentile(ratios[usable], [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _indices(keys: Sequence[str]) -> dict[str, list[int]]:

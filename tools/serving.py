@@ -16,6 +16,7 @@ from typing import Any
 
 from specrt.engines.manifest import ModelEntry, manifest_from_bundle
 
+COMPILED_LENGTHS = (9, 21)
 Json = dict[str, Any]
 Generate = Callable[[Json], Json]
 
@@ -132,6 +133,7 @@ def serve_transformers(settings: Settings) -> tuple[Json, Generate]:
     compiled = settings.library == "transformers-compiled"
     if compiled:
         model.forward = torch.compile(model.forward, dynamic=True)
+        _compile_now(model)
     assistant = None
     if settings.with_draft:
         entry = manifest.draft.model
@@ -168,6 +170,15 @@ def serve_transformers(settings: Settings) -> tuple[Json, Generate]:
         }
 
     return {"attention": model.config._attn_implementation, "dtype": str(model.dtype), "compiled": compiled}, generate
+
+
+def _compile_now(model: Any) -> None:
+    """Meet prompts of two lengths and a decoding step, so that no answer that counts waits for the compiler."""
+    import torch
+
+    for length in COMPILED_LENGTHS:
+        ids = torch.full((1, length), 5)  # [1, N] i64; any id
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0)
 
 
 def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:

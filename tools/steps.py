@@ -28,6 +28,7 @@ from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
+from specrt.tools.passes import medians_ms, verifying
 from specrt.tools.progress import one_line
 
 BANDWIDTH_BYTES = 1 << 30
@@ -65,19 +66,10 @@ def measure(
     device: str | None = None,
 ) -> dict[str, dict[int, float]]:
     """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
-    models = {str(bundle): open_target(bundle, threads, backend, device) for bundle in bundles}
-    for model in models.values():
-        model.model.prefill([5] * past)
-    times: dict[str, dict[int, list[float]]] = {name: {width: [] for width in widths} for name in models}
-    for repeat in range(repeats + 2):
-        for width in widths:
-            for name, model in models.items():
-                model.model.rollback(past)
-                started = time.perf_counter()
-                model.verify([5] * (past + 1), [5] * (width - 1))
-                if repeat >= 2:
-                    times[name][width].append((time.perf_counter() - started) * 1e3)
-    return {name: {w: statistics.median(ms) for w, ms in by_width.items()} for name, by_width in times.items()}
+    by_bundle = {str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles}
+    cases = {(name, width): passes[width] for width in widths for name, passes in by_bundle.items()}
+    found = medians_ms(cases, repeats)
+    return {name: {width: found[name, width] for width in widths} for name in by_bundle}
 
 
 @click.command()

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -29,11 +26,14 @@ from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.tuning import Tuning, fingerprint, tuning_path, write_tuning
+from specrt.tools.lookups import look_up
+from specrt.tools.passes import time_draft, time_target
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import encode_own_or_ours
 
 PAST = 128  # cached tokens before a measured pass
 REPEATS = 5
+DRAFT_WIDTHS = (1, 2, 4, 8, 16, 64)
 _PRIOR_WEIGHT = 2.0  # of what is assumed, in an acceptance rate that few rounds reached
 
 
@@ -91,9 +91,9 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
         encoded = encode_own_or_ours(prompts, bundle, runtime.manifest, max_new_tokens)
         with shown_steps(2 + len(encoded)) as advance:
             advance("passes of the target")
-            target_ms = _target_ms(runtime)
+            target_ms = time_target(runtime, PAST, REPEATS)
             advance("passes of the draft")
-            draft_ms = _draft_ms(runtime)
+            draft_ms = time_draft(runtime, PAST, REPEATS, DRAFT_WIDTHS)
             acceptance = _acceptance(runtime, encoded, max_new_tokens, advance)
         tuning = Tuning(
             fingerprint=fingerprint(bundle, runtime.backend, threads or available_cores()),
@@ -104,60 +104,6 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
         )
     write_tuning(bundle, tuning)
     return tuning
-
-
-def _medians(passes: Mapping[int, Callable[[], object]]) -> dict[int, float]:
-    """Median ms of each, taking turns; the first turn warms up."""
-    times: dict[int, list[float]] = {width: [] for width in passes}
-    for repeat in range(REPEATS + 1):
-        for width, run in passes.items():
-            started = time.perf_counter()
-            run()
-            if repeat:
-                times[width].append((time.perf_counter() - started) * 1e3)
-    return {width: statistics.median(ms) for width, ms in times.items()}
-
-
-def _target_ms(runtime: Runtime) -> dict[int, float]:
-    """By width, 1 .. K + 1: a pass that verifies, its greedy verdict included."""
-    slot = runtime.open_slot("none")
-    past = _past(runtime)
-    target, _ = runtime.begin(slot, past, Settings())
-
-    def verify(width: int) -> None:
-        target.model.rollback(len(past) - 1)
-        target.verify(past, past[: width - 1])
-
-    target.model.prefill(past[:-1])
-    widths = range(1, runtime.manifest.num_speculative_tokens + 2)
-    found = _medians({width: partial(verify, width) for width in widths})
-    slot.close()
-    return found
-
-
-def _draft_ms(runtime: Runtime) -> dict[int, float]:
-    """By tokens that the draft model is fed, 1 .. 64: until its next one is there. Empty without a draft model."""
-    if runtime.manifest.draft.kind == "ngram":
-        return {}
-    slot = runtime.open_slot("model")
-    past = _past(runtime)
-    settings = Settings(num_speculative_tokens=1, draft="model")
-    _, drafter = runtime.begin(slot, past, settings)
-    assert drafter is not None and slot.draft is not None
-    model = slot.draft.model
-    model.prefill(past)
-
-    def draft(width: int) -> None:
-        model.rollback(len(past) - width)
-        drafter.propose(past, 1)
-
-    found = _medians({width: partial(draft, width) for width in (1, 2, 4, 8, 16, 64) if width < len(past)})
-    slot.close()
-    return found
-
-
-def _past(runtime: Runtime) -> list[int]:
-    return [5] * min(PAST, runtime.manifest.target.spec.max_seq_len - runtime.manifest.num_speculative_tokens - 1)
 
 
 def _acceptance(
@@ -195,14 +141,11 @@ def _generate(runtime: Runtime, target: Target, drafter: Drafter, tokens: list[i
 
 def _count_lookups(tokens: Sequence[int], num_prompt: int, k: int, counts: Mapping[str, Count]) -> None:
     """What a lookup drafts after each token of the text, and how much of it the text goes on with."""
-    lookup = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1])
-    for end in range(num_prompt + 1, len(tokens)):
-        committed, following = tokens[:end], tokens[end : end + k]
-        if size := lookup.suffix_length(committed):
-            drafted = lookup.propose(committed, k)[: len(following)]
-            pairs = enumerate(zip(drafted, following, strict=True))
-            same = next((index for index, (ours, theirs) in pairs if ours != theirs), len(drafted))
-            counts[ngram_source(size)].add(len(drafted), same)
+    drafter = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1])
+    for place in range(num_prompt + 1, len(tokens)):
+        found = look_up(drafter, tokens, place, k)
+        if found.size:
+            counts[ngram_source(found.size)].add(found.num_drafted, found.num_accepted)
 
 
 def print_tuning(bundle: Path, tuning: Tuning) -> None:

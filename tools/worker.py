@@ -12,11 +12,13 @@ from collections.abc import Callable
 
 from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.tools.serving import Generate, Json, Settings, serve_specrt, serve_transformers
+from specrt.tools.serving_llama import serve_llama_cpp
 
 _LIBRARIES: dict[str, Callable[[Settings], tuple[Json, Generate]]] = {
     "specrt": serve_specrt,
     "transformers": serve_transformers,
     "transformers-compiled": serve_transformers,
+    "llama.cpp": serve_llama_cpp,
 }
 
 

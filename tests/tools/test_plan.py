@@ -78,10 +78,47 @@ def test_acceptance_comes_from_align_or_bench(tmp_path: Path) -> None:
     rows = [{"acceptance_by_position": [0.5]}, {"acceptance_by_position": [0.7]}, {"acceptance_by_position": []}]
     file.write_text(json.dumps({"scores": rows}))
     assert acceptance_from_file(file) == (0.7,)
+    named = [
+        {"contender": "model", "acceptance_by_position": [0.6]},
+        {"contender": "ngram", "acceptance_by_position": [0.5]},
+        *rows,
+    ]
+    file.write_text(json.dumps({"scores": named}))
+    assert (acceptance_from_file(file), acceptance_from_file(file, False)) == ((0.6,), (0.5,))
     for content in ("{}", "[]", "x", '{"acceptance_by_position": "no"}'):
         file.write_text(content)
         with pytest.raises(UsageError, match="no acceptance_by_position in it"):
             acceptance_from_file(file)
+
+
+def test_from_a_bench_that_was_run(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Bench, then plan the same pair with what was accepted: the tiny target drafts for itself, so all of it."""
+    prompts, stored = tmp_path / "p.txt", tmp_path / "b.json"
+    prompts.write_text("the dog and the dog\n")
+    options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "12"]
+    run = CliRunner().invoke(main, ["bench", str(tiny_bundle), *options, "--num-runs", "1", "--json", str(stored)])
+    assert run.exit_code == 0, run.output
+    scores = {row["contender"]: row for row in json.loads(stored.read_text())["scores"]}
+    source = manifest_from_bundle(tiny_bundle).target.source
+    for draft, contender in ((source, "model"), ("ngram", "ngram")):
+        measured = scores[contender]["acceptance_by_position"]
+        options = ["--draft", draft, "--device", "l4", "--max-seq-len", "512", "--from", str(stored), "--json"]
+        run = CliRunner().invoke(main, ["plan", source, *options], standalone_mode=False)
+        if not measured:  # n-grams found nothing to draft in so short a text
+            assert "no acceptance_by_position" not in run.output
+            continue
+        made = json.loads(run.stdout)
+        assert made["acceptance"] == measured
+        tokens, reached = 1.0, 1.0
+        for place in range(2):
+            reached *= measured[min(place, len(measured) - 1)]
+            tokens += reached
+        step, pass_3, plain = (made["pass_ms"][Path(source).name][w] for w in ("1", "2", "1"))
+        assert made["speedup_by_k"]["1"] == pytest.approx(
+            (1 + measured[0]) * plain / (pass_3 + (draft != "ngram") * step)
+        )
+        assert tokens >= 1 + measured[0]
+    assert scores["model"]["acceptance_by_position"] == [1.0] * 4
 
 
 def test_the_command() -> None:
@@ -89,6 +126,8 @@ def test_the_command() -> None:
     run = CliRunner().invoke(main, ["plan", name, "--device", "l4", "--json"], standalone_mode=False)
     assert run.exit_code == 0, run.output
     assert json.loads(run.stdout)["fits"] is True
+    shown = CliRunner().invoke(main, ["plan", name, "--device", "orin-nx-16gb"], standalone_mode=False).stdout
+    assert "nvidia-jetson-agx-orin-technical-brief.pdf; not checked)" in shown.replace("\n", "")
     for wrong, message in (
         ([], "got no --device"),
         (["--device", "l4", "--tflops", "1"], "give one or the other"),

@@ -13,6 +13,7 @@ from specrt.tools.roofline import (
     Device,
     ModelCost,
     Rounds,
+    device_rows,
     device_table,
     device_text,
     expected_tokens,
@@ -86,6 +87,19 @@ def test_the_table_names_its_sources_and_is_plausible() -> None:
     table = device_table()
     assert len(table) >= 20
     assert all(row.source.startswith("NVIDIA ") for row in table.values())
+    for line in device_rows():
+        assert line.url.startswith(
+            ("https://www.nvidia.com/", "https://images.nvidia.com/", "https://docs.nvidia.com/")
+        )
+        assert line.checked.split(":")[0].split(" ")[0] in ("quoted", "arithmetic", "not"), line.key
+        assert 50 <= line.bandwidth_gb_per_s <= 10_000, line.key
+        assert 4 <= line.memory_gb <= 300, line.key
+        assert table[line.key].bandwidth_bytes_per_s == pytest.approx(0.8e9 * line.bandwidth_gb_per_s)
+        peaks = line.dense_tflops
+        assert set(peaks) <= {"fp16", "fp8", "int8", "int4", "fp4"} and len(peaks) >= 2, line.key
+        for lower, higher in (("fp16", "fp8"), ("fp16", "int8"), ("fp8", "fp4"), ("int8", "int4"), ("fp16", "fp4")):
+            if {lower, higher} <= set(peaks):  # each step to half of the bits doubles the peak, within rounding
+                assert 1.95 * peaks[lower] <= peaks[higher] <= 8.1 * peaks[lower], (line.key, lower, higher)
     for row in table.values():  # no GPU so far is bound by memory beyond some hundred operations a byte, or at none
         assert 50 < row.flops_per_s / row.bandwidth_bytes_per_s < 1000, row.name
 
