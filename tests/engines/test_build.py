@@ -293,7 +293,7 @@ def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> No
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
 
-    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "tie_word_embeddings": True}
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True, "initializer_range": 0.06}
     model = save_tiny_model(tmp_path / "model", **sizes)
     options = ExportOptions(
         str(model), tmp_path / "b", f"self:{quantize}", K, 96, CHUNK, quantize=quantize, backend=BACKEND
