@@ -18,7 +18,7 @@ def profiles_of(contract: Contract, has_decode: bool = False) -> dict[str, Profi
     if not any(tensor.alias for tensor in contract.outputs):
         return {JUDGE: {WIDTH: (1, min(rows, width), width), ROWS: (1, rows, rows)}}
     narrow = min(rows, width)
-    profiles = {
+    profiles: dict[str, Profile] = {
         VERIFY: {WIDTH: (1, narrow, narrow), ROWS: (1, rows, rows)},
         PREFILL: {WIDTH: (1, width, width), ROWS: (1, 1, rows)},
     }

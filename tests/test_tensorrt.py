@@ -22,6 +22,8 @@ pytestmark = pytest.mark.model
 K = 5
 PAST = (0, 1, 5, 100)
 MAX_BYTES_OVER_WEIGHTS = 1.15
+# Of weights in integers: the engine's bytes over the fp16 weights (docs/gpu.md says what binds int4), and KL in nats.
+QUANTIZED = {"int8": (0.66, 0.03), "int4": (0.47, 0.8)}
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,29 @@ def test_engines_are_hardly_larger_than_the_weights(bundle: Path) -> None:
     assert set(record.engines) == {"target", *(f"heads/{name}" for name in HEAD_NAMES)}
     assert record.engines["target"].num_bytes <= MAX_BYTES_OVER_WEIGHTS * manifest.target.weights_bytes
     assert check_build(bundle, manifest, record, record.builder_version, "8.9") == []
+
+
+@pytest.mark.parametrize("quantize", sorted(QUANTIZED))
+def test_weights_in_integers(quantize: str, bundle: Path, tmp_path: Path) -> None:
+    full = manifest_from_bundle(bundle).target
+    options = ExportOptions(
+        full.source,
+        tmp_path / "b",
+        num_speculative_tokens=K,
+        max_seq_len=512,
+        quantize=quantize,
+        backend="tensorrt-rtx",
+    )
+    entry = export(options).target
+    share, kl = QUANTIZED[quantize]
+    assert (entry.quantization, entry.bytes_per_pass <= 1.01 * entry.weights_bytes) == (quantize, True)
+    assert 0 < entry.parity.mean_kl < kl
+    stored = np.load(tmp_path / "b" / entry.reference)
+    scale = np.abs(stored["logits"]).max()
+    passes = Passes(tmp_path / "b" / entry.graph, entry.spec, np.resize(stored["ids"], 16))
+    for past in (0, 5):
+        expected = passes.without_cache(past, K + 1)
+        for widths in ([K + 1], [1] * (K + 1)):
+            assert np.abs(passes.logits(past, widths) - expected).max() / scale <= LOGITS_TOLERANCE["float16"]
+    record = build(tmp_path / "b", "tensorrt-rtx")
+    assert record.engines["target"].num_bytes <= share * full.weights_bytes

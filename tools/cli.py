@@ -270,7 +270,7 @@ def inspect(bundle: Path, as_json: bool, check: bool) -> None:
     if as_json:
         click.echo(json.dumps(inspection(manifest, builds)))
     else:
-        print_inspection(manifest)
+        print_inspection(manifest, builds)
         print_builds(builds)
 
 

@@ -12,6 +12,7 @@ from specrt.engines.codec import to_json
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.plan import allocated_bytes, plan_slot
 from specrt.engines.record import BuildRecord
+from specrt.engines.resident import ResidentMemory, resident_memory
 from specrt.engines.spec import model_contract, past_name, plan_buffers
 from specrt.runtime.result import Result
 
@@ -61,10 +62,11 @@ def inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> dict[s
     }
     plan = plan_slot(manifest, manifest.backends[0])
     slot = {"allocated_bytes": allocated_bytes(plan), "buffers": to_json(plan)}
-    return {**to_json(manifest), "derived": {**derived, "slot": slot}, "builds": to_json(builds)}
+    memory = to_json(resident_memory(manifest, builds))
+    return {**to_json(manifest), "derived": {**derived, "slot": slot, "memory": memory}, "builds": to_json(builds)}
 
 
-def print_inspection(manifest: Manifest) -> None:
+def print_inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> None:
     """The bundle as tables on standard output."""
     console = Console()
     total = sum(entry.num_bytes for entry in manifest.files.values())
@@ -76,15 +78,23 @@ def print_inspection(manifest: Manifest) -> None:
         soft_wrap=True,
     )
     console.print(f"draft: {manifest.draft.kind}, K = {k}, width W = {k + 1}, EOS ids {list(manifest.eos_token_ids)}")
-    plan = plan_slot(manifest, manifest.backends[0])
-    num_own = sum(buffer.alias is None for buffer in plan)
-    console.print(
-        f"memory of a sequence: {allocated_bytes(plan) / 1e6:.1f} MB in {num_own} buffers (models and match heads)",
-        highlight=False,
-    )
+    for row in resident_memory(manifest, builds):
+        console.print(_memory_line(row), highlight=False, soft_wrap=True)
     _print_model(console, "target", manifest.target)
     if manifest.draft.model is not None:
         _print_model(console, "draft", manifest.draft.model)
+
+
+def _memory_line(row: ResidentMemory) -> str:
+    if row.private_bytes is None:
+        weights = "its engines are not built"
+    elif row.mapped_bytes:
+        weights = (
+            f"weights {row.private_bytes / 1e6:.1f} MB in memory and {row.mapped_bytes / 1e6:.1f} MB of mapped files"
+        )
+    else:
+        weights = f"engines {row.private_bytes / 1e6:.1f} MB"
+    return f"memory with {row.backend}: a sequence {row.slot_bytes / 1e6:.1f} MB (models and match heads), {weights}"
 
 
 def _print_model(console: Console, role: str, entry: ModelEntry) -> None:

@@ -49,21 +49,14 @@ def cost_of(name: str, shape: Shape, revision: str | None = None, trust_remote_c
 
 
 def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
-    from specrt.exporter.passes.quantize import QUANTIZATIONS, TABLE
-
-    if shape.quantize not in ("none", *QUANTIZATIONS):
-        raise UsageError(f"--quantize {shape.quantize}: expected none, {', '.join(QUANTIZATIONS)}")
+    weight_bytes, table_weight_bytes = _bytes_per_weight(shape)
     text = config.get_text_config()
     length = min(shape.max_seq_len, observation.max_position_embeddings or shape.max_seq_len)
     item_bytes = ITEM_BYTES[DTYPES[shape.dtype]]
     table = observation.vocab_size * int(text.hidden_size)
     is_tied = bool(getattr(config, "tie_word_embeddings", False))
     inner = observation.num_parameters - table * (1 if is_tied else 2)
-    if shape.quantize == "none":
-        table_bytes, inner_bytes = table * item_bytes, inner * item_bytes
-    else:
-        table_bytes = int(table * TABLE.bytes_per_weight)
-        inner_bytes = int(inner * QUANTIZATIONS[shape.quantize].bytes_per_weight)
+    table_bytes, inner_bytes = int(table * table_weight_bytes), int(inner * weight_bytes)
     spec = ModelSpec(
         vocab_size=observation.vocab_size,
         max_seq_len=length,
@@ -84,6 +77,23 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
         flops_per_token=2 * (inner + table),
         num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE,
     )
+
+
+def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
+    """(matmuls, head and table). Integers beside fp32 are ONNX Runtime's, beside fp16 and bf16 TensorRT's.
+
+    Raises ``UsageError`` for what is not stored beside that dtype.
+    """
+    from specrt.exporter.passes import dequantize, quantize
+
+    if shape.quantize == "none":
+        item_bytes = ITEM_BYTES[DTYPES[shape.dtype]]
+        return item_bytes, item_bytes
+    rows = quantize.QUANTIZATIONS if shape.dtype == "fp32" else dequantize.LAYOUTS
+    table = quantize.TABLE if shape.dtype == "fp32" else dequantize.TABLE
+    if shape.quantize not in rows:
+        raise UsageError(f"--quantize {shape.quantize}: expected none, {', '.join(rows)} with --dtype {shape.dtype}")
+    return rows[shape.quantize].bytes_per_weight, table.bytes_per_weight
 
 
 def _scratch_bytes(spec: ModelSpec, text_config: Any, item_bytes: int) -> int:

@@ -275,6 +275,43 @@ def test_a_bundle_of_the_other_dialect_has_nothing_to_build(tiny_bundle: Path) -
         build(tiny_bundle, BACKEND)
 
 
+def test_a_profile_for_passes_of_one_token_on_request(tiny_tensorrt_bundle: Path, built: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")
+    record = build(bundle, BACKEND, has_decode_profile=True)
+    before = record_from_bundle(built, BACKEND).engines
+    for name in ("target", "draft"):
+        profiles = record.engines[name].profiles
+        assert list(profiles) == ["verify", "prefill", "decode"]
+        assert profiles["decode"] == {"width": (1, 1, 1), "rows": (1, 1, 1)}
+        assert record.engines[name].num_bytes > before[name].num_bytes
+    assert record.engines["heads/match"].profiles == before["heads/match"].profiles
+    assert _check(bundle) == []
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> None:
+    from specrt.exporter.export import export
+    from specrt.exporter.options import ExportOptions
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True, "initializer_range": 0.06}
+    model = save_tiny_model(tmp_path / "model", **sizes)
+    options = ExportOptions(
+        str(model), tmp_path / "b", f"self:{quantize}", K, 96, CHUNK, quantize=quantize, backend=BACKEND
+    )
+    manifest = export(options)
+    assert manifest.draft.model is not None
+    assert manifest.target.quantization == manifest.draft.model.quantization == quantize
+    assert manifest.target.parity.mean_kl < {"int8": 0.01, "int4": 0.5}[quantize]
+    num_weights = 2 * (4 * 256 * 256 - 2 * 128 * 256 + 3 * 512 * 256)  # projections; K and V have half the heads
+    table = len(tiny_tokenizer()) * 256
+    expected = table + num_weights * {"int8": 1, "int4": 0.5 + 2 / 32}[quantize]
+    assert expected < manifest.target.weights_bytes < 1.1 * expected
+    assert abs(manifest.target.bytes_per_pass - manifest.target.weights_bytes) < 0.01 * expected
+    record = build(tmp_path / "b", BACKEND)
+    assert record.engines["target"].precision == "float16"
+    assert record_from_bundle(tmp_path / "b", BACKEND) == record
+
+
 def test_sliding_windows_and_bf16_build(tmp_path: Path) -> None:
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions

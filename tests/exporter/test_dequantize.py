@@ -167,7 +167,7 @@ def test_a_pass_reads_all_but_a_table_that_only_lookups_read() -> None:
         read[architecture] = bytes_per_pass(graph)
         table = VOCAB_SIZE * 64
         assert 0 <= read[architecture] - (sum(matrices) - table * (architecture == "llama")) < 0.3 * sum(matrices)
-    assert abs(read["llama"] - read["llama-tied"]) <= 8
+    assert abs(read["llama"] - read["llama-tied"]) <= 64  # shapes and the scale of 1
 
 
 def test_bf16_graph_is_the_fp16_graph_but_for_dtypes() -> None:

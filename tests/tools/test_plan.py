@@ -37,6 +37,18 @@ def test_a_config_file_is_enough() -> None:
     assert 0.28 < smaller.weights_bytes / cost.weights_bytes < 0.36
 
 
+def test_sizes_of_integers_for_tensorrt() -> None:
+    """int4 in blocks of 32 with fp16 scales, tables by row in 8 bits; w8a8 is not for it."""
+    path = str(EXAMPLES / "llama-3-8b.json")
+    plain, int4, int8 = (cost_of(path, Shape("fp16", name, 8192, 8)) for name in ("none", "int4", "int8"))
+    tables = 2 * 128256 * 4096
+    inner = plain.weights_bytes // 2 - tables
+    assert int4.weights_bytes == int(inner * 0.5625) + tables
+    assert int8.weights_bytes * 2 == plain.weights_bytes
+    with pytest.raises(UsageError, match="--quantize w8a8: expected none, int8, int4 with --dtype fp16"):
+        cost_of(path, Shape("fp16", "w8a8", 8192, 8))
+
+
 def test_the_example_of_the_docs() -> None:
     table = device_table()
     target, draft = (

@@ -1,0 +1,51 @@
+"""What the weights of a bundle take while it runs, for each backend: beside the buffers that ``plan`` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.plan import allocated_bytes, plan_slot
+from specrt.engines.record import BuildRecord
+from specrt.engines.trt_library import LIBRARIES
+
+# ONNX Runtime's CPU provider computes in fp32: it widens weights in fp16 when it loads them.
+_WIDENED = {"float32": 1, "float16": 2}
+
+
+@dataclass(frozen=True)
+class ResidentMemory:
+    """Bytes of a bundle on one backend.
+
+    ``slot_bytes``: the buffers of one sequence with its draft. ``private_bytes``: weights that the process or the GPU
+    holds for itself, None for engines that are not built. ``mapped_bytes``: weights in files that are mapped; their
+    pages come as they are read, and the system takes them back when it needs memory. Code of libraries is not counted.
+    """
+
+    backend: str
+    slot_bytes: int
+    private_bytes: int | None
+    mapped_bytes: int
+
+
+def resident_memory(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> tuple[ResidentMemory, ...]:
+    """A row for each backend of the bundle. ``builds`` are the records of its engines."""
+    models = [entry for entry in (manifest.target, manifest.draft.model) if entry is not None]
+    engines = {record.backend: record for record in builds}
+    rows = []
+    for backend in manifest.backends:
+        slot_bytes = allocated_bytes(plan_slot(manifest, backend))
+        if backend in LIBRARIES:
+            record = engines.get(backend)
+            private = sum(engine.num_bytes for engine in record.engines.values()) if record else None
+            rows.append(ResidentMemory(backend, slot_bytes, private, 0))
+        else:
+            rows.append(ResidentMemory(backend, slot_bytes, *_on_cpu(models)))
+    return tuple(rows)
+
+
+def _on_cpu(models: Sequence[ModelEntry]) -> tuple[int, int]:
+    """(private, mapped). What a pass reads is copied once, into the layout of its kernel; the file stays mapped."""
+    private = sum(model.bytes_per_pass * _WIDENED[model.spec.dtype] for model in models)
+    return private, sum(model.weights_bytes for model in models)
