@@ -66,7 +66,9 @@ def measure(
     device: str | None = None,
 ) -> dict[str, dict[int, float]]:
     """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
-    by_bundle = {str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles}
+    by_bundle = {
+        str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles
+    }
     cases = {(name, width): passes[width] for width in widths for name, passes in by_bundle.items()}
     found = medians_ms(cases, repeats)
     return {name: {width: found[name, width] for width in widths} for name in by_bundle}

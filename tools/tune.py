@@ -17,6 +17,7 @@ from rich.table import Table
 
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.acceptance import expected_tokens
 from specrt.runtime.adaptive import ASSUMED, MODEL, NGRAM_LENGTHS, ngram_source
 from specrt.runtime.drafters import Drafter, NGramDrafter
@@ -87,8 +88,8 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
     path = tuning_path(bundle)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path}: the tuning cannot be written there; copy the bundle to a folder of your own")
+    encoded = encode_own_or_ours(prompts, bundle, manifest_from_bundle(bundle), max_new_tokens)
     with Runtime(bundle, threads=threads) as runtime:
-        encoded = encode_own_or_ours(prompts, bundle, runtime.manifest, max_new_tokens)
         with shown_steps(2 + len(encoded)) as advance:
             advance("passes of the target")
             target_ms = time_target(runtime, PAST, REPEATS)
