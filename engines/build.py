@@ -24,7 +24,7 @@ from specrt.engines.integrity import check_files
 from specrt.engines.load import choose_backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.network import inspect_network, make_logger, parse
-from specrt.engines.profiles import profiles_of, shapes_of
+from specrt.engines.profiles import Profile, profiles_of, shapes_of
 from specrt.engines.progress import Progress, Silent
 from specrt.engines.record import (
     RECORD_NAME,
@@ -42,12 +42,13 @@ from specrt.engines.trt_library import library_of, load_library
 
 @dataclass(frozen=True)
 class _Job:
-    """One engine to build: its name, its graph in the bundle, what it must honour."""
+    """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for."""
 
     name: str
     graph: str
     contract: Contract
     precision: str
+    profiles: dict[str, Profile]
 
 
 def build(
@@ -56,11 +57,12 @@ def build(
     compute_capabilities: Sequence[str] = (),
     force: bool = False,
     progress: Progress | None = None,
+    has_decode_profile: bool = False,
 ) -> BuildRecord:
     """Build every engine of ``bundle`` for ``backend``; return the record. Nothing is left half-built.
 
     ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any its engines run on 8.0 and later.
-    Raises ``SpecrtError``.
+    ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
     """
     progress = progress or Silent()
     manifest = manifest_from_bundle(bundle)
@@ -83,7 +85,8 @@ def build(
     _check_room(bundle, manifest, progress)
     check_files(bundle, manifest)
     with _new_folder(folder) as partial:
-        engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in _jobs(manifest)}
+        jobs = _jobs(manifest, has_decode_profile)
+        engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         record = BuildRecord(
@@ -94,20 +97,22 @@ def build(
     return record
 
 
-def _jobs(manifest: Manifest) -> list[_Job]:
+def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
     """The models, then their heads; those that two models share are built once."""
     jobs: dict[str, _Job] = {}
     heads: dict[str, _Job] = {}
     for role, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
         if entry is None:
             continue
-        jobs[role] = _Job(role, entry.graph, model_contract(entry.spec), entry.spec.dtype)
+        contract = model_contract(entry.spec)
+        profiles = profiles_of(contract, has_decode_profile)
+        jobs[role] = _Job(role, entry.graph, contract, entry.spec.dtype, profiles)
         for name, graph in entry.heads.items():
             # A draft's chunk may be wider than the target's; a head serves both.
             width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
             contract = head_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
             stem = graph.removesuffix(".onnx")
-            heads.setdefault(stem, _Job(stem, graph, contract, "float32"))
+            heads.setdefault(stem, _Job(stem, graph, contract, "float32", profiles_of(contract)))
     return [*jobs.values(), *heads.values()]
 
 
@@ -161,8 +166,7 @@ class _Builder:
         (folder / file).write_bytes(plan)
         sources = {n: e.sha256 for n, e in manifest.files.items() if n in (job.graph, f"{job.graph}.data")}
         digest = hashlib.sha256(plan).hexdigest()
-        profiles = profiles_of(job.contract)
-        return EngineEntry(file, sources, job.precision, profiles, plan.nbytes, digest, round(seconds, 2))
+        return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
 
     def _serialize(self, job: _Job, network: Any, bundle: Path) -> memoryview:
         config = self._builder.create_builder_config()
@@ -170,7 +174,7 @@ class _Builder:
             config.num_compute_capabilities = len(self._capabilities)
             for index, capability in enumerate(self._capabilities):
                 config.set_compute_capability(capability, index)
-        for sizes in profiles_of(job.contract).values():
+        for sizes in job.profiles.values():
             profile = self._builder.create_optimization_profile()
             for name, shapes in shapes_of(job.contract, sizes).items():
                 profile.set_shape(name, *shapes)

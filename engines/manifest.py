@@ -13,7 +13,7 @@ from specrt.engines.errors import BundleError
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, ModelSpec, TensorSpec, model_contract
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
@@ -70,10 +70,14 @@ class ModelEntry:
 
 @dataclass(frozen=True)
 class DraftEntry:
-    """``kind`` is one of ``ngram``, ``self`` (the target on a second slot) and ``model`` (then ``model`` is set)."""
+    """``kind`` is one of ``ngram``, ``self`` (the target on a second slot) and ``model`` (then ``model`` is set).
+
+    ``shares_kv``: the draft is the target with other weights and reads the target's KV.
+    """
 
     kind: str
     model: ModelEntry | None
+    shares_kv: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,27 +135,33 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in (2, SCHEMA_VERSION):
+    if version not in (2, 3, SCHEMA_VERSION):
         raise BundleError(
-            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION} and 2; "
+            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}, 3 and 2; "
             "export again, or install the specrt that wrote it"
         )
     try:
-        manifest = from_json(Manifest, data if version == SCHEMA_VERSION else _from_schema_2(data))
+        manifest = from_json(Manifest, _upgraded(data))
         _validate(manifest)
     except ValueError as error:
         raise BundleError(f"{path}: {error}; export the bundle again") from error
     return manifest
 
 
-def _from_schema_2(data: dict[str, Any]) -> dict[str, Any]:
-    """Schema 2 knew one dialect and did not name it."""
+def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of an older schema with what has come since: each key at the value that it had for all bundles."""
+    version = data["schema_version"]
     try:
         models = [data["target"], *filter(None, [data["draft"]["model"]])]
-        for model in models:
-            if "dialect" in model["spec"]:
-                raise ValueError("ModelSpec: unknown key 'dialect'")
-            model["spec"]["dialect"] = ONNXRUNTIME_DIALECT
+        for since, places, key, value in (
+            (3, [model["spec"] for model in models], "dialect", ONNXRUNTIME_DIALECT),
+            (4, [model["spec"] for model in models], "num_input_ids", None),
+            (4, [data["draft"]], "shares_kv", False),
+        ):
+            for place in places if version < since else ():
+                if key in place:
+                    raise ValueError(f"unknown key {key!r}")
+                place[key] = value
     except (KeyError, TypeError) as error:
         raise ValueError(f"a key is missing or of another type ({error})") from error
     return data

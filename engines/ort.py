@@ -39,6 +39,8 @@ def session_options(threads: int, prepack: bool) -> Any:
     options.log_severity_level = 3
     # Threads of an idle session must not spin: draft and target take turns on the same cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Graphs for TensorRT are checked here too: stored integers are widened at load, and no activation is rounded.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options

@@ -44,9 +44,10 @@ def plan_slot(
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
     vocab_size = target.spec.vocab_size
-    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads)
+    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads, {})
     if manifest.draft.kind != "ngram":
-        plan += _plan_model("draft", draft or target, 1, vocab_size, heads)
+        lent = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
+        plan += _plan_model("draft", draft or target, 1, vocab_size, heads, lent)
     if is_on_device:
         areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
         plan = [
@@ -62,9 +63,10 @@ def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
 
 
 def _plan_model(
-    role: str, entry: ModelEntry, head_rows: int, vocab_size: int, heads: Sequence[str]
+    role: str, entry: ModelEntry, head_rows: int, vocab_size: int, heads: Sequence[str], lent: dict[str, str]
 ) -> list[PlannedBuffer]:
-    plan = _plan_graph(role, model_contract(entry.spec), {})
+    """``lent``: memory of another model by the name of the tensor that lies in it."""
+    plan = _plan_graph(role, model_contract(entry.spec), lent)
     memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
     for head in heads:
         owner = f"{role}/{head}"
@@ -73,6 +75,10 @@ def _plan_model(
         for tensor in (*contract.inputs, *contract.outputs):
             memory.setdefault(tensor.name, f"{owner}/{tensor.name}")
     return plan
+
+
+def _cache_of(entry: ModelEntry) -> list[str]:
+    return [tensor.alias for tensor in model_contract(entry.spec).outputs if tensor.alias is not None]
 
 
 def _with_mailboxes(plan: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:

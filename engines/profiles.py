@@ -5,22 +5,24 @@ from __future__ import annotations
 from specrt.engines.spec import ROWS, WIDTH, Contract
 
 Profile = dict[str, tuple[int, ...]]  # smallest, preferred and largest value of each symbolic dimension
-VERIFY, PREFILL, JUDGE = "verify", "prefill", "judge"
+VERIFY, PREFILL, DECODE, JUDGE = "verify", "prefill", "decode", "judge"
 
 
-def profiles_of(contract: Contract) -> dict[str, Profile]:
+def profiles_of(contract: Contract, has_decode: bool = False) -> dict[str, Profile]:
     """Profiles by name, in the engine's order.
 
-    A model has ``verify`` (1 to W tokens, W preferred) and ``prefill`` (1 token to a whole chunk); a head has one.
+    A model has ``verify`` (1 to W tokens, W preferred) and ``prefill`` (1 token to a whole chunk), and on request
+    ``decode`` (1 token, nothing else); a head has one.
     """
     rows, width = contract.limits[ROWS], contract.limits[WIDTH]
     if not any(tensor.alias for tensor in contract.outputs):
         return {JUDGE: {WIDTH: (1, min(rows, width), width), ROWS: (1, rows, rows)}}
     narrow = min(rows, width)
-    return {
+    profiles = {
         VERIFY: {WIDTH: (1, narrow, narrow), ROWS: (1, rows, rows)},
         PREFILL: {WIDTH: (1, width, width), ROWS: (1, 1, rows)},
     }
+    return {**profiles, DECODE: {WIDTH: (1, 1, 1), ROWS: (1, 1, 1)}} if has_decode else profiles
 
 
 def shapes_of(contract: Contract, profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:

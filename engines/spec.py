@@ -73,7 +73,8 @@ class ModelSpec:
 
     ``max_seq_len`` bounds the committed tokens; ``capacity = max_seq_len + K`` so that a full-width round always fits.
     ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the most logits rows a pass returns.
-    ``dialect`` is one of ``DIALECTS``' values.
+    ``dialect`` is one of ``DIALECTS``' values. ``vocab_size`` is the number of logits; ``num_input_ids`` that of ids to
+    be fed, where those are more.
     """
 
     vocab_size: int
@@ -84,6 +85,11 @@ class ModelSpec:
     dtype: str
     kv_layers: tuple[KVLayer, ...]
     dialect: str = ONNXRUNTIME_DIALECT
+    num_input_ids: int | None = None
+
+    def knows(self, token_id: int) -> bool:
+        """Whether the model can be fed this id."""
+        return token_id < (self.num_input_ids or self.vocab_size)
 
     @property
     def limits(self) -> dict[str, int]:

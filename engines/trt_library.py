@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specrt.engines.errors import BackendError
@@ -66,3 +69,31 @@ def check_version(backend: str, version: str) -> None:
             f"backend {backend}: {library.module} is {version}, expected {oldest} to {newest} (older ones cannot "
             f"update a KV cache in place, newer ones are not tested); {library.install}"
         )
+
+
+def deserialize(trt: Any, runtime: Any, path: Path, mend: str, errors: Sequence[str] = ()) -> Any:
+    """The engine in the file ``path``, from ``runtime`` (a ``trt.Runtime``); never None.
+
+    ``errors`` are the lines that the runtime's logger keeps (``specrt.engines.network.make_logger``), ``mend`` is the
+    command that builds the engine again. Raises ``BackendError`` with what the library said.
+    """
+    already = len(errors)
+    try:
+        size = path.stat().st_size
+        engine = _mapped(runtime, path) if size else None
+    except OSError as error:
+        raise BackendError(f"{path}: not readable ({error.strerror}); build it again with '{mend}'") from error
+    if engine is None:
+        said = list(errors)[already:]
+        reason = said[0][:300] if said else "no reason given" if size else "an empty file"
+        raise BackendError(
+            f"{path}: {trt.__name__} {trt.__version__} makes no engine of its {size} bytes ({reason}), expected "
+            f"one that this version built for this GPU; build it again with '{mend}'"
+        )
+    return engine
+
+
+def _mapped(runtime: Any, path: Path) -> Any:
+    """An engine is copied to the GPU: its file is mapped for that long, not read."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        return runtime.deserialize_cuda_engine(plan)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime
 import gc
 import importlib.metadata
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import psutil
 
 import specrt
 from specrt.engines.cpu import available_cores
-from specrt.engines.errors import UnsupportedModelError, UsageError
+from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.manifest import (
     SCHEMA_VERSION,
     DraftEntry,
@@ -24,45 +22,25 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
 )
 from specrt.engines.progress import Progress, Silent
-from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract
-from specrt.exporter.bundle import check_disk, check_output, file_entries, new_bundle, write_manifest
+from specrt.engines.seam import Array
+from specrt.engines.spec import STANDARD_DIALECT, model_contract
+from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.heads import write_heads
-from specrt.exporter.observe import Observation, observe
-from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, MODEL_FREE_DRAFTS, ExportOptions
+from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
+from specrt.exporter.passes.dequantize import dequantize_weights
 from specrt.exporter.passes.graph import bytes_per_pass
-from specrt.exporter.passes.quantize import QUANTIZATIONS, quantize_weights
+from specrt.exporter.passes.quantize import quantize_weights
+from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
+from specrt.exporter.sharing import share_weights
+from specrt.exporter.skipping import choose_layers, keep_layers, restrict_head
 from specrt.exporter.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One model to export: where from, where to, and its derived spec."""
-
-    role: str
-    source: Source
-    observation: Observation
-    spec: ModelSpec
-    quantization: str
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of the model while it is loaded; a bf16 one is compared in fp32."""
-        item_bytes = 4 if self.spec.dtype == "bfloat16" else ITEM_BYTES[self.spec.dtype]
-        return self.observation.num_parameters * item_bytes
-
-    @property
-    def written_bytes(self) -> int:
-        if self.quantization == "none":
-            twin_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
-            return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + twin_bytes
-        return int(self.observation.num_parameters * QUANTIZATIONS[self.quantization].bytes_per_weight)
 
 
 def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
@@ -70,18 +48,17 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     progress = progress or Silent()
     check_output(options.output, options.force)
     progress.step("reading configs")
-    target = _plan("target", find_source(options.target, options.revision, options.trust_remote_code), options)
+    target = plan_model("target", find_source(options.target, options.revision, options.trust_remote_code), options)
     draft = None
     if options.draft not in MODEL_FREE_DRAFTS:
-        name, revision = options.draft, options.draft_revision
-        if name.startswith("self:"):
-            name, revision = options.target, options.revision
-        source = find_source(name, revision, options.trust_remote_code)
-        draft = _plan("draft", source, options)
+        source = target.source
+        if not options.is_draft_of_target:
+            source = find_source(options.draft, options.draft_revision, options.trust_remote_code)
+        draft = plan_model("draft", source, options)
     eos = _eos(target.source)
     _check_draft(target, draft, eos, progress)
     plans = [target, *([draft] if draft else [])]
-    _check_resources(plans, options.output, progress)
+    check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
         heads = _write_heads(plans, folder)
         models = [_export_model(plan, folder, heads[plan.role], progress) for plan in plans]
@@ -97,7 +74,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             num_speculative_tokens=options.num_speculative_tokens,
             eos_token_ids=eos,
             target=models[0],
-            draft=DraftEntry(kind, models[1] if draft else None),
+            draft=DraftEntry(kind, models[1] if draft else None, shares_kv=options.shares_kv),
             generation_defaults=generation_defaults(target.source.generation_config()),
             tokenizer=tokenizer,
             files=file_entries(folder, progress.advance),
@@ -106,33 +83,11 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
         return manifest_from_bundle(folder)
 
 
-def _plan(role: str, source: Source, options: ExportOptions) -> _Plan:
-    observation = observe(source.config, options.trust_remote_code)
-    longest = observation.max_position_embeddings
-    wanted = options.max_seq_len or DEFAULT_MAX_SEQ_LEN
-    if role == "target" and options.max_seq_len and longest and options.max_seq_len > longest:
-        raise UsageError(f"--max-seq-len {options.max_seq_len}: {source.name} has a context of {longest}; ask for less")
-    max_seq_len = min(wanted, longest) if longest else wanted
-    k = options.num_speculative_tokens
-    spec = ModelSpec(
-        vocab_size=observation.vocab_size,
-        max_seq_len=max_seq_len,
-        capacity=max_seq_len + k,
-        max_width=min(options.prefill_chunk, max_seq_len),
-        max_rows=k + 1,
-        dtype=options.dtype_of(role),
-        kv_layers=observation.kv_layers,
-        dialect=options.dialect,
-    )
-    quantization = options.quantize if role == "target" else options.draft_quantize
-    return _Plan(role, source, observation, spec, quantization)
-
-
 def _eos(source: Source) -> tuple[int, ...]:
     return eos_ids(source.config, source.generation_config(), source.tokenizer)
 
 
-def _check_draft(target: _Plan, draft: _Plan | None, eos: tuple[int, ...], progress: Progress) -> None:
+def _check_draft(target: ModelPlan, draft: ModelPlan | None, eos: tuple[int, ...], progress: Progress) -> None:
     if draft is None:
         return
     compare_tokenizers(target.source.tokenizer.backend_tokenizer, draft.source.tokenizer.backend_tokenizer)
@@ -140,23 +95,7 @@ def _check_draft(target: _Plan, draft: _Plan | None, eos: tuple[int, ...], progr
         progress.note(line)
 
 
-def _check_resources(plans: list[_Plan], output: Path, progress: Progress) -> None:
-    """Say what the export takes in bytes; refuse when the disk cannot hold it."""
-    weights = sum(plan.written_bytes for plan in plans)
-    kv = sum(plan.spec.kv_bytes for plan in plans)
-    disk = int(weights * 1.05) + (64 << 20)
-    memory = int(max(plan.weights_bytes for plan in plans) * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
-    progress.note(
-        f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
-        f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"
-    )
-    available = psutil.virtual_memory().available
-    if available < memory:
-        progress.note(f"only {available / 1e9:.2f} GB of memory are available: this may swap or be killed")
-    check_disk(output, disk)
-
-
-def _write_heads(plans: list[_Plan], folder: Path) -> dict[str, dict[str, str]]:
+def _write_heads(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str, str]]:
     """The heads of each role; a draft with as many ids as the target uses the target's."""
     vocab_size = plans[0].spec.vocab_size
     own = write_heads(folder, "heads", plans[0].spec, vocab_size)
@@ -168,23 +107,26 @@ def _write_heads(plans: list[_Plan], folder: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
+def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
     """Load, record the reference, trace, optimize, save, free, then compare the written graph with the reference."""
-    role, source, spec = plan.role, plan.source, plan.spec
+    role, source = plan.role, plan.source
     (folder / role).mkdir()
-    graph = folder / role / "model.onnx"
+    graph = folder / plan.graph
     progress.step(f"{role}: loading weights")
-    model = source.load_model(torch_dtype(spec.dtype))
+    model = source.load_model(torch_dtype(plan.spec.dtype))
+    ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
+    plan = _cut(model, plan, ids, progress)
+    spec = plan.spec
     progress.step(f"{role}: reference logits")
-    ids = reference_ids(source.tokenizer, spec.vocab_size)
     expected = expected_logits(model, spec, ids, progress.note)
     progress.step(f"{role}: tracing")
     traced = _trace(model, plan)
     optimize(traced, spec)
     if plan.quantization != "none":
-        quantize_weights(traced, plan.quantization, spec.vocab_size)
+        store = dequantize_weights if spec.dialect == STANDARD_DIALECT else quantize_weights
+        store(traced, plan.quantization, spec.vocab_size)
     read_bytes = bytes_per_pass(traced)
-    _save(traced, graph, f"{role}: writing", progress)
+    weights_bytes = _write(traced, plan, graph, progress)
     release_weights(model, traced)
     del model, traced
     gc.collect()
@@ -199,11 +141,11 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
         source=source.name,
         revision=source.revision,
         architecture=source.architecture,
-        graph=f"{role}/model.onnx",
+        graph=plan.graph,
         spec=spec,
         inputs=contract.inputs,
         outputs=contract.outputs,
-        weights_bytes=graph.with_name("model.onnx.data").stat().st_size,
+        weights_bytes=weights_bytes,
         bytes_per_pass=read_bytes,
         reference=f"{role}/reference.npz",
         parity=parity,
@@ -212,7 +154,32 @@ def _export_model(plan: _Plan, folder: Path, heads: dict[str, str], progress: Pr
     )
 
 
-def _trace(model: Any, plan: _Plan) -> ir.Model:
+def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPlan:
+    """Take out of ``model`` what the plan leaves out: layers, and rows of its head."""
+    if plan.num_layers is not None:
+        progress.step(f"{plan.role}: choosing layers")
+        kept = choose_layers(model, plan.num_layers, ids)
+        keep_layers(model, kept)
+        progress.note(f"{plan.role}: layers {', '.join(map(str, kept))} of {len(plan.observation.kv_layers)}")
+        plan = plan.with_layers(kept)
+    if plan.spec.vocab_size < plan.observation.vocab_size:
+        restrict_head(model, plan.spec.vocab_size)
+    return plan
+
+
+def _write(model: ir.Model, plan: ModelPlan, graph: Path, progress: Progress) -> int:
+    """Write the graph and its weights; return the bytes of these, whosever file they lie in."""
+    step = f"{plan.role}: writing"
+    if plan.num_layers is None:
+        _save(model, graph, step, progress)
+        return graph.with_name(f"{graph.name}.data").stat().st_size
+    progress.step(step)
+    shared_bytes = share_weights(model, graph.with_name("model.onnx"))
+    ir.save(model, graph)
+    return shared_bytes
+
+
+def _trace(model: Any, plan: ModelPlan) -> ir.Model:
     try:
         return trace(model, plan.spec)
     except Exception as error:  # torch.export raises errors of many unrelated types

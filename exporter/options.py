@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specrt.engines.errors import UsageError
 from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
+from specrt.exporter.passes.dequantize import LAYOUTS
 from specrt.exporter.passes.quantize import QUANTIZATIONS
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -15,7 +16,13 @@ _DIALECT_DTYPES = {
     ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
     STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
 }
+# How weights can be stored for each dialect, with activations in which dtypes, and why not otherwise.
+_DIALECT_QUANTIZATIONS = {
+    ONNXRUNTIME_DIALECT: (tuple(QUANTIZATIONS), ("fp32",), "its activations are fp32"),
+    STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
+}
 MODEL_FREE_DRAFTS = ("ngram", "self")
+SKIP = "skip"
 DEFAULT_MAX_SEQ_LEN = 2048
 
 
@@ -24,6 +31,7 @@ class ExportOptions:
     """What ``specrt export`` was asked for.
 
     ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
+    ``draft_vocab`` None lets the draft propose every id that it knows.
     """
 
     target: str
@@ -36,6 +44,7 @@ class ExportOptions:
     draft_dtype: str | None = None
     quantize: str = "none"
     draft_quantize: str = "none"
+    draft_vocab: int | None = None
     backend: str = "onnxruntime"
     revision: str | None = None
     draft_revision: str | None = None
@@ -53,6 +62,7 @@ class ExportOptions:
             raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
         self._check_dtypes()
         self._check_quantization()
+        self._check_cut_draft()
 
     @property
     def dialect(self) -> str:
@@ -68,6 +78,42 @@ class ExportOptions:
         assert self.dtype is not None, "set when the options are made"
         return DTYPES[self.dtype if role == "target" else self.draft_dtype or self.dtype]
 
+    @property
+    def num_draft_layers(self) -> int | None:
+        """N of ``--draft skip:N``."""
+        name, _, number = self.draft.partition(":")
+        return int(number) if name == SKIP else None
+
+    @property
+    def is_draft_of_target(self) -> bool:
+        """Whether the draft is made of the target's own weights."""
+        return self.draft.partition(":")[0] in ("self", SKIP)
+
+    @property
+    def shares_kv(self) -> bool:
+        """Whether the draft can read the target's KV: the same layers, whatever their weights are rounded to."""
+        return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
+
+    def _check_cut_draft(self) -> None:
+        name, _, number = self.draft.partition(":")
+        if name == SKIP:
+            if not number.isascii() or not number.isdigit() or int(number) < 1:
+                raise UsageError(f"--draft {self.draft}: expected skip:N, N of the target's layers, as in skip:12")
+            for option, value in (
+                ("--draft-quantize", self.draft_quantize != "none"),
+                ("--draft-dtype", self.draft_dtype not in (None, self.dtype)),
+                ("--draft-vocab", self.draft_vocab is not None),
+            ):
+                if value:
+                    raise UsageError(
+                        f"{option}: --draft {self.draft} uses the target's weights as they are; leave it out"
+                    )
+        if self.draft_vocab is not None:
+            if self.draft in MODEL_FREE_DRAFTS:
+                raise UsageError(f"--draft-vocab {self.draft_vocab}: draft {self.draft} has no head of its own")
+            if self.draft_vocab < 2:
+                raise UsageError(f"--draft-vocab {self.draft_vocab}: expected 2 or more")
+
     def _check_dtypes(self) -> None:
         dtypes, reason = _DIALECT_DTYPES[self.dialect]
         if self.dtype is None:
@@ -78,28 +124,25 @@ class ExportOptions:
                 raise UsageError(f"{option} {dtype}: backend {self.backend} runs {expected} ({reason}); choose one")
 
     def _check_quantization(self) -> None:
-        for option, quantize, dtype in (
-            ("--quantize", self.quantize, self.dtype),
-            ("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype),
-        ):
-            if quantize not in ("none", *QUANTIZATIONS):
-                raise UsageError(f"{option} {quantize}: expected none, {', '.join(QUANTIZATIONS)}")
-            if quantize != "none" and self.dialect != ONNXRUNTIME_DIALECT:
-                raise UsageError(
-                    f"{option} {quantize}: backend {self.backend} takes fp16 or bf16 weights; leave it out"
-                )
-            if quantize != "none" and dtype != "fp32":
-                raise UsageError(f"{option} {quantize}: its activations are fp32, got {dtype}; leave the dtype out")
+        known = _DIALECT_QUANTIZATIONS[self.dialect][0]
         name, _, quantize = self.draft.partition(":")
         if name == "self" and quantize:
-            if quantize not in QUANTIZATIONS:
-                raise UsageError(
-                    f"--draft {self.draft}: expected self, {', '.join('self:' + q for q in QUANTIZATIONS)}"
-                )
+            if quantize not in known:
+                expected = ", ".join(f"self:{q}" for q in known)
+                raise UsageError(f"--draft {self.draft}: expected self, {expected} with backend {self.backend}")
             if self.draft_quantize not in ("none", quantize):
                 raise UsageError(f"--draft {self.draft}: got --draft-quantize {self.draft_quantize} too; leave one out")
-            if self.dialect != ONNXRUNTIME_DIALECT:
-                raise UsageError(f"--draft {self.draft}: backend {self.backend} takes fp16 or bf16 weights; use self")
             object.__setattr__(self, "draft_quantize", quantize)
         elif self.draft in MODEL_FREE_DRAFTS and self.draft_quantize != "none":
             raise UsageError(f"--draft-quantize {self.draft_quantize}: draft {self.draft} has no weights of its own")
+        self._check_stored_as("--quantize", self.quantize, self.dtype)
+        self._check_stored_as("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype)
+
+    def _check_stored_as(self, option: str, quantize: str, dtype: str | None) -> None:
+        """Whether the dialect stores weights as ``quantize`` beside activations in ``dtype``."""
+        known, dtypes, reason = _DIALECT_QUANTIZATIONS[self.dialect]
+        if quantize not in ("none", *known):
+            expected = ", ".join(("none", *known))
+            raise UsageError(f"{option} {quantize}: expected {expected} with backend {self.backend}")
+        if quantize != "none" and dtype not in dtypes:
+            raise UsageError(f"{option} {quantize}: {reason}, got {dtype}; leave the dtype out")

@@ -73,7 +73,7 @@ def check_parity(
     error = float(np.abs(got - expected).max())
     scale = float(np.abs(expected).max())
     agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
-    kl = _mean_kl(expected, got)
+    kl = mean_kl(expected, got)
     if is_quantized and kl > MAX_QUANTIZATION_KL:
         raise ParityError(
             f"{graph.name}: KL {kl:.2g} nats from the torch model after quantization (expected at most "
@@ -87,7 +87,7 @@ def check_parity(
     return Parity(len(ids), error, scale, agreement, kl)
 
 
-def _mean_kl(expected: Array, got: Array) -> float:
+def mean_kl(expected: Array, got: Array) -> float:
     """Mean KL(expected || got) in nats of the distributions that logits [N, V] stand for."""
     theirs, ours = (torch.log_softmax(torch.from_numpy(logits).double(), dim=-1) for logits in (expected, got))
     return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))

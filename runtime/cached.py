@@ -14,6 +14,7 @@ from specrt.engines.spec import (
     SEQLENS_K,
     TOTAL_SEQUENCE_LENGTH,
     ModelSpec,
+    model_contract,
 )
 
 UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
@@ -25,15 +26,20 @@ class CachedModel:
     Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
     With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
     those for two or more agree to the last bit.
+
+    With a ``lender`` the cache is that model's memory, for the same layers with other weights: what it holds need not
+    be fed again. ``follow`` before each draft. What is written beyond the lender's ``kv_len`` is stale to it, and the
+    pass that verifies a draft writes over all of it.
     """
 
-    def __init__(self, engine: Engine, slot: int, spec: ModelSpec) -> None:
+    def __init__(self, engine: Engine, slot: int, spec: ModelSpec, lender: CachedModel | None = None) -> None:
         self.spec = spec
+        self._lender = lender
         self.kv_len = 0
         self.min_width = 1
         self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
         self._num_wide = 0  # so many of them were fed in passes of two or more
-        self.binding = engine.open(slot)
+        self.binding = engine.open(slot, None if lender is None else lender.kv_memory())
         host = self.binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
@@ -76,6 +82,16 @@ class CachedModel:
         """See ``specrt.engines.seam.Binding.read``."""
         return self.binding.read(*names)
 
+    def kv_memory(self) -> dict[str, Memory]:
+        """The memory of its cache, by tensor name."""
+        aliases = (tensor.alias for tensor in model_contract(self.spec).outputs)
+        return {name: self.binding.memory[name] for name in aliases if name is not None}
+
+    def follow(self) -> None:
+        """Hold what the lender holds, where there is one."""
+        if self._lender is not None:
+            self.kv_len = self._lender.kv_len
+
     def rollback(self, kv_len: int) -> None:
         """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
         if not 0 <= kv_len <= self.kv_len:
@@ -84,6 +100,8 @@ class CachedModel:
 
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
+        if self._lender is not None:
+            return 0  # it has what the lender has, once it follows
         limit = min(self.kv_len, len(tokens) - 1)
         if min_width > 1:
             limit = min(limit, self._num_wide)

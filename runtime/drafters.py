@@ -75,11 +75,13 @@ class ModelDrafter:
     def can_propose(self, committed: Sequence[int]) -> bool:
         """Whether the model's context holds ``committed``, and its vocabulary what the cache lacks of it."""
         model = self._draft.model
+        model.follow()
         pending = committed[model.kv_len :]
-        return len(committed) <= model.spec.max_seq_len and max(pending, default=0) < model.spec.vocab_size
+        return len(committed) <= model.spec.max_seq_len and model.spec.knows(max(pending, default=0))
 
     def num_pending(self, committed: Sequence[int]) -> int:
         """How many of ``committed`` its cache lacks."""
+        self._draft.model.follow()
         return len(committed) - min(self._draft.model.kv_len, len(committed))
 
 

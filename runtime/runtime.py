@@ -14,6 +14,7 @@ from specrt.engines.integrity import check_files
 from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.runtime.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
+from specrt.runtime.cached import CachedModel
 from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.judge import DraftJudge, Judge, draft_probs
 from specrt.runtime.logprobs import Logprobs
@@ -123,7 +124,8 @@ class Runtime:
         """A slot of its own for checks and measurements; close it afterwards.
 
         ``draft`` is ``none``, ``model`` (the bundle's) or ``self`` (the target on buffers of its own, in any bundle, in
-        passes of two rows or more: then it computes what a reproducible target does, to the last bit).
+        passes of two rows or more: then it computes what a reproducible target does, to the last bit). Its cache is its
+        own, also where drafts read the target's in a generation.
         """
         slot = self._new_slot()
         if draft == "self":
@@ -148,7 +150,7 @@ class Runtime:
 
     def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target) -> ModelDrafter:
         if slot.draft is None:
-            slot.draft = self._new_draft()
+            slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
         slot.draft.begin(prompt, min_width=1)
         probs = draft_probs(slot.target.heads, settings)
         judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, probs)
@@ -187,9 +189,13 @@ class Runtime:
     def _new_slot(self) -> Slot:
         return Slot(SlotModel(self._target.open(), self._target_heads))
 
-    def _new_draft(self) -> SlotModel:
+    def _new_draft(self, lender: CachedModel | None = None) -> SlotModel:
         assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
-        return SlotModel(self._draft.open(), self._draft_heads)
+        return SlotModel(self._draft.open(lender), self._draft_heads)
+
+    @property
+    def _shares_kv(self) -> bool:
+        return self.manifest.draft.shares_kv and self._shares_memory
 
     def _rounds(self, tokens: list[int], settings: Settings, stats: Stats, watch: Watch) -> Iterator[Emitted]:
         """``generate_tokens`` on a slot from the pool, which goes back however it ends."""

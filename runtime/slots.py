@@ -39,9 +39,9 @@ class LoadedModel:
         self._engine = load_engine(place.backend, graph, contract, place.threads, place.device)
         self._slots = itertools.count()
 
-    def open(self) -> CachedModel:
-        """A new, empty cache."""
-        return CachedModel(self._engine, next(self._slots), self.entry.spec)
+    def open(self, lender: CachedModel | None = None) -> CachedModel:
+        """A new, empty cache, or that of ``lender``."""
+        return CachedModel(self._engine, next(self._slots), self.entry.spec, lender)
 
 
 def head_engines(place: Place, entry: ModelEntry, max_rows: int, vocab_size: int) -> HeadEngines:

@@ -61,7 +61,9 @@ def main() -> None:
 @main.command()
 @click.argument("target")
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The bundle folder to write.")
-@click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self", help="Where drafts come from.")
+@click.option(
+    "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
+)
 @click.option(
     "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens a round."
 )
@@ -69,9 +71,17 @@ def main() -> None:
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
 @click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
-@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
+@click.option(
+    "--quantize",
+    default="none",
+    show_default=True,
+    help="Weights of the target: none, int8, w8a8 or int4 (TensorRT: none, int8 or int4).",
+)
 @click.option(
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
+)
+@click.option(
+    "--draft-vocab", type=int, metavar="N", help="Let the draft propose the first N ids only; its head is cut to them."
 )
 @click.option(
     "--backend",
@@ -89,7 +99,7 @@ def export(**options: Any) -> None:
 
     TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
     text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
-    target with its weights in 8 bits.
+    target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
     """
     from specrt.tools.progress import quiet_libraries, shown_progress
 
@@ -124,14 +134,17 @@ def export(**options: Any) -> None:
     metavar="X.Y",
     help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
 )
+@click.option(
+    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
+)
 @click.option("--force", is_flag=True, help="Replace engines that are there already.")
-def build(bundle: Path, backend: str, capabilities: tuple[str, ...], force: bool) -> None:
+def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
     """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
     from specrt.engines.build import build as run
     from specrt.tools.progress import shown_progress
 
     with shown_progress() as progress:
-        record = run(bundle, backend, capabilities, force, progress)
+        record = run(bundle, backend, capabilities, force, progress, decode_profile)
     total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
     click.echo(
         f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "

@@ -76,12 +76,19 @@ def remove_unused(model: ir.Model) -> None:
 
 def bytes_per_pass(model: ir.Model) -> int:
     """Bytes of the initializers that a pass reads as a whole: those that some node uses other than to look up rows."""
-    total = 0
-    for value in model.graph.initializers.values():
-        is_read = any(node.op_type != "Gather" or index != 0 for node, index in value.uses())
-        if is_read and value.const_value is not None:
-            total += value.const_value.nbytes
-    return total
+    return sum(
+        value.const_value.nbytes
+        for value in model.graph.initializers.values()
+        if value.const_value is not None and _is_read(value)
+    )
+
+
+def _is_read(value: ir.Value) -> bool:
+    """Whether a pass reads all of ``value``; what is only dequantized for lookups is not widened as a whole."""
+    return any(
+        _is_read(node.outputs[0]) if node.op_type == "DequantizeLinear" else node.op_type != "Gather" or index != 0
+        for node, index in value.uses()
+    )
 
 
 def ancestors(model: ir.Model, wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:

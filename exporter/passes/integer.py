@@ -2,8 +2,10 @@
 
 MatMul(x [1, M, K], W [K, N])  ->  round(x / step) @ round(W / scales) * scales * step, step = max |x| / 127 of a row
 
-The sum is exact, so a row's result depends on no other row, and passes of several rows cost hardly more than passes of
-one where the processor multiplies bytes (VNNI, AMX). Blocks of weights alone (``quantize``) lose less.
+Both sides are unsigned, with 128 for zero: of unsigned by signed bytes, kernels for AVX2 add two products in 16 bits,
+where they overflow. So the sum is exact everywhere, a row's result depends on no other row, and passes of several rows
+cost hardly more than passes of one where the processor multiplies bytes (VNNI, AMX). Blocks of weights alone
+(``quantize``) lose less.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from specrt.engines.seam import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer
 
 _LARGEST = 127
-_ZERO = 128  # of unsigned activations
+_ZERO = 128  # of unsigned activations and weights
 _LEAST_STEP = 1e-30  # of a row of zeros
 
 
@@ -26,7 +28,7 @@ def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
     num_inputs, num_outputs = (int(size) for size in weight.const_value.shape)  # type: ignore[arg-type]
     columns, name = _Columns(weight.const_value), weight.name
     data = deferred_initializer(
-        model, f"{name}.data", (num_inputs, num_outputs), ir.DataType.INT8, lambda: ir.tensor(columns.data())
+        model, f"{name}.data", (num_inputs, num_outputs), ir.DataType.UINT8, lambda: ir.tensor(columns.data())
     )
     scales = deferred_initializer(
         model, f"{name}.scales", (num_outputs,), ir.DataType.FLOAT, lambda: ir.tensor(columns.scales())
@@ -42,7 +44,7 @@ def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
     step = ir.node("Max", [share.outputs[0], constant("least", np.array(_LEAST_STEP, np.float32))])
     units = ir.node("Div", [rows, step.outputs[0]])
     whole = ir.node("QuantizeLinear", [units.outputs[0], constant("one", np.array(1, np.float32)), zero])
-    sums = ir.node("MatMulInteger", [whole.outputs[0], data, zero])  # [1, M, N] i32
+    sums = ir.node("MatMulInteger", [whole.outputs[0], data, zero, zero])  # [1, M, N] i32
     values = ir.node("Cast", [sums.outputs[0]], attributes={"to": ir.DataType.FLOAT})
     by_column = ir.node("Mul", [values.outputs[0], scales])
     result = ir.node("Mul", [by_column.outputs[0], step.outputs[0]])
@@ -50,10 +52,10 @@ def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
 
 
 def rounded_columns(weight: Array) -> tuple[Array, Array]:
-    """Integers [K, N] i8 and scales [N] f32 of ``weight`` [K, N] f32; a column of zeros has the scale 1."""
+    """Integers plus 128 [K, N] u8 and scales [N] f32 of ``weight`` [K, N] f32; a column of zeros has the scale 1."""
     scales = np.abs(weight).max(axis=0) / np.float32(_LARGEST)
     scales[scales == 0] = 1
-    return np.rint(weight / scales).astype(np.int8), scales.astype(np.float32)
+    return (np.rint(weight / scales) + _ZERO).astype(np.uint8), scales.astype(np.float32)
 
 
 class _Columns:

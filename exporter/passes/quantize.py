@@ -1,12 +1,14 @@
 """Weights in blocks of 8 or 4 bits: every matmul with a stored weight, the tied head and the embedding table too.
 
 MatMul(x, W [K, N])              -> MatMulNBits(x, blocks [N, B, bytes], scales, zero points)
+                                    x, in 4 bits, with the sums of its blocks beside it where blocks have offsets
 Gemm(x, table [V, H], transB=1)  -> the same, and Gather(table, ids) dequantizes the rows it looks up
 Gather(table, ids), not tied     -> the same rows from blocks of their own
 
 ``w8a8`` has no blocks: see ``specrt.exporter.passes.integer``. A tied head and tables are as in ``int8``.
 
-Blocks are quantized one weight at a time while the graph is written, by ONNX Runtime's own quantizer.
+Blocks are quantized one weight at a time while the graph is written: 8 bits by ONNX Runtime's own quantizer, 4 bits by
+``specrt.exporter.passes.rounding``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from onnxruntime.capi import _pybind_state as ort_quantizers
 from specrt.engines.seam import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node
 from specrt.exporter.passes.integer import integer_matmul
+from specrt.exporter.passes.rounding import round_blocks, share_on_grid
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,20 @@ QUANTIZATIONS = {
     "int4": Quantization(4, 32, True),
 }
 TABLE = QUANTIZATIONS["int8"]
+WORTH_OFFSETS = 0.5  # of a weight's blocks must lie on a grid of their own
 ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Initializers of a quantized weight [N, K]."""
+    """Initializers of a quantized weight [N, K]. With offsets ``K`` counts a column more for each of its blocks."""
 
     data: ir.Value  # [N, B, block bytes] u8
     scales: ir.Value  # [N, B] f32
     zero_points: ir.Value | None  # [N, ceil(B * bits / 8)] u8
     num_rows: int
     num_columns: int
+    has_offsets: bool = False
 
 
 def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
@@ -84,7 +89,7 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
         blocks = _blocks(model, weight, quantization, rows_first=is_table)
         if is_table:
             tables[weight.name or ""] = blocks
-        replace_node(model, node, [_matmul(node.inputs[0], blocks, quantization)])
+        replace_node(model, node, _matmul(model, node.inputs[0], blocks, quantization))
     for node in list(model.graph):
         table = node.inputs[0] if node.op_type == "Gather" else None
         if table is None or table.const_value is None or table.shape is None or len(table.shape) != 2:
@@ -97,8 +102,10 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
     return model
 
 
-def _matmul(rows: ir.Value | None, blocks: _Blocks, quantization: Quantization) -> ir.Node:
-    inputs = [rows, blocks.data, blocks.scales, *([blocks.zero_points] if blocks.zero_points else [])]
+def _matmul(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, quantization: Quantization) -> list[ir.Node]:
+    nodes = _with_block_sums(model, rows, blocks, quantization.block_size) if blocks.has_offsets else []
+    left = nodes[-1].outputs[0] if nodes else rows
+    inputs = [left, blocks.data, blocks.scales, *([blocks.zero_points] if blocks.zero_points else [])]
     attributes = {
         "K": blocks.num_columns,
         "N": blocks.num_rows,
@@ -106,7 +113,17 @@ def _matmul(rows: ir.Value | None, blocks: _Blocks, quantization: Quantization) 
         "block_size": quantization.block_size,
         "accuracy_level": ACCURACY_LEVEL,
     }
-    return ir.node("MatMulNBits", inputs, attributes=attributes, domain="com.microsoft")
+    return [*nodes, ir.node("MatMulNBits", inputs, attributes=attributes, domain="com.microsoft")]
+
+
+def _with_block_sums(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, size: int) -> list[ir.Node]:
+    """[1, M, K] -> [1, M, K + K / size]: the inputs, then the sum of each block of them."""
+    name = blocks.data.name
+    shape = add_initializer(model, f"{name}.by_block", np.array([0, 0, -1, size], np.int64))
+    last = add_initializer(model, f"{name}.last", np.array([-1], np.int64))
+    by_block = ir.node("Reshape", [rows, shape])  # [1, M, B, size]
+    sums = ir.node("ReduceSum", [by_block.outputs[0], last], attributes={"keepdims": 0})  # [1, M, B]
+    return [by_block, sums, ir.node("Concat", [rows, sums.outputs[0]], attributes={"axis": -1})]
 
 
 def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
@@ -147,22 +164,37 @@ def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_
     if quantization.has_zero_points:
         shape = (num_rows, -(-num_blocks * bits // 8))
         zero_points = deferred("zero_points", shape, ir.DataType.UINT8, lambda: parts.small(1))
-    return _Blocks(data, scales, zero_points, num_rows, num_columns)
+    return _Blocks(data, scales, zero_points, num_rows, num_columns, parts.has_offsets)
 
 
 class _Parts:
-    """The blocks of one weight, made when they are asked for. The large part is not kept, the small ones are."""
+    """The blocks of one weight, made when they are asked for. The large part is not kept, the small ones are.
+
+    ``shape`` is [N, K], the columns of offsets included.
+    """
 
     def __init__(self, tensor: ir.TensorProtocol, quantization: Quantization, rows_first: bool) -> None:
         self._tensor, self._quantization, self._rows_first = tensor, quantization, rows_first
-        first, second = (int(size) for size in tensor.shape)  # type: ignore[arg-type]
-        self.shape = (first, second) if rows_first else (second, first)  # [N, K]
         self._small: tuple[Array, Array] | None = None
+        first, second = (int(size) for size in tensor.shape)  # type: ignore[arg-type]
+        rows, columns = (first, second) if rows_first else (second, first)
+        self.has_offsets = (
+            quantization.has_zero_points and share_on_grid(self._by_row(), quantization.block_size) >= WORTH_OFFSETS
+        )
+        self.shape = (rows, columns + (columns // quantization.block_size if self.has_offsets else 0))
+
+    def _by_row(self) -> Array:
+        """[N, K]; a view where that is what the weight's memory gives."""
+        array: Array = self._tensor.numpy()
+        return array if self._rows_first else array.T
 
     def data(self) -> Array:
-        array = self._tensor.numpy().astype(np.float32)
-        data, *small = quantized(array.T if self._rows_first else array, self._quantization)
-        self._small = (small[0], small[1])
+        weight = self._by_row()
+        if self._quantization.bits == 4:
+            data, scales, zero_points = quantized_in_4_bits(weight, self._quantization, self.has_offsets)
+        else:
+            data, scales, zero_points = quantized(weight.astype(np.float32).T, self._quantization)
+        self._small = (scales, zero_points)
         return data
 
     def small(self, index: int) -> Array:
@@ -174,14 +206,38 @@ class _Parts:
 
 
 def quantized(weight: Array, quantization: Quantization) -> tuple[Array, Array, Array]:
-    """Blocks [N, B, bytes] u8, scales [N, B] f32 and zero points [N, bytes] u8 of ``weight`` [K, N] f32."""
+    """Blocks [N, B, bytes] u8, scales [N, B] f32 and zero points [N, bytes] u8 of ``weight`` [K, N] f32, in 8 bits."""
     num_columns, num_rows = weight.shape
-    bits, size = quantization.bits, quantization.block_size
+    size = quantization.block_size
     num_blocks = -(-num_columns // size)
-    data = np.zeros((num_rows, num_blocks, size * bits // 8), np.uint8)
+    data = np.zeros((num_rows, num_blocks, size), np.uint8)
     scales = np.zeros(num_rows * num_blocks, np.float32)
-    zero_points = np.zeros(num_rows * -(-num_blocks * bits // 8), np.uint8)
-    quantize = {4: ort_quantizers.quantize_matmul_4bits, 8: ort_quantizers.quantize_matmul_8bits}[bits]
+    zero_points = np.zeros(num_rows * num_blocks, np.uint8)
     symmetric = not quantization.has_zero_points
-    quantize(data, np.ascontiguousarray(weight), scales, zero_points, size, num_rows, num_columns, symmetric)
+    ort_quantizers.quantize_matmul_8bits(
+        data, np.ascontiguousarray(weight), scales, zero_points, size, num_rows, num_columns, symmetric
+    )
     return data, scales.reshape(num_rows, num_blocks), zero_points.reshape(num_rows, -1)
+
+
+def quantized_in_4_bits(weight: Array, quantization: Quantization, with_offsets: bool) -> tuple[Array, Array, Array]:
+    """Blocks [N, B, bytes] u8, scales [N, B] f32 and zero points [N, bytes] u8 of ``weight`` [N, K].
+
+    With offsets, blocks of columns that hold them follow, in 4 bits themselves: they are at most half a step.
+    """
+    size = quantization.block_size
+    parts = [round_blocks(weight, size, with_offsets)]
+    if parts[0].offsets is not None:
+        parts.append(round_blocks(parts[0].offsets, size, with_offsets=False))
+    levels, scales, zero_points = (
+        np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("levels", "scales", "zero_points")
+    )
+    return packed(levels), np.ascontiguousarray(scales), packed(zero_points)
+
+
+def packed(levels: Array) -> Array:
+    """Two values of 4 bits a byte, the first one low: [..., C] u8 -> [..., ceil(C / 2)] u8."""
+    if levels.shape[-1] % 2:
+        levels = np.concatenate([levels, np.zeros_like(levels[..., :1])], axis=-1)
+    low_first: Array = levels[..., 0::2] | (levels[..., 1::2] << 4)
+    return low_first

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from specrt.engines.errors import BackendError
-from specrt.engines.trt_library import LIBRARIES, check_version, library_of, load_library
+from specrt.engines.network import make_logger
+from specrt.engines.trt_library import LIBRARIES, check_version, deserialize, library_of, load_library
 
 
 def test_tensorrt_rtx_is_here() -> None:
@@ -57,3 +60,39 @@ def test_a_library_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_other_backends_have_no_engines() -> None:
     with pytest.raises(BackendError, match="engines are for tensorrt-rtx, tensorrt"):
         library_of("onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "an empty file"),
+        (b"not an engine" * 100, "incompatible serialization version"),
+        (b"ftrt" + bytes(2000), "makes no engine of its 2004 bytes"),
+    ],
+)
+def test_what_is_no_engine_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
+    """The real library: it returns None and says why in its log only."""
+    trt = load_library("tensorrt-rtx")
+    logger = make_logger(trt)
+    path = tmp_path / "target.engine"
+    path.write_bytes(content)
+    with pytest.raises(BackendError, match=reason) as error:
+        deserialize(trt, trt.Runtime(logger), path, "specrt build b --backend tensorrt-rtx --force", logger.errors)
+    line = str(error.value)
+    assert str(path) in line and "\n" not in line
+    assert line.endswith("build it again with 'specrt build b --backend tensorrt-rtx --force'")
+
+
+def test_an_engine_is_handed_on(tmp_path: Path) -> None:
+    class Runtime:
+        def deserialize_cuda_engine(self, plan: bytes) -> Any:
+            return {"plan": bytes(plan)}
+
+    path = tmp_path / "target.engine"
+    path.write_bytes(b"plan")
+    assert deserialize(sys, Runtime(), path, "") == {"plan": b"plan"}
+
+
+def test_an_engine_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match=r"not readable \(No such file or directory\); build it again with 'specrt"):
+        deserialize(sys, None, tmp_path / "target.engine", "specrt build b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from specrt.engines.heads import BLOCK, FILTER, MATCH, MATCH_SAMPLED, NUCLEUS, PENALTIES
 from specrt.engines.plan import allocated_bytes, plan_slot
 from specrt.engines.trt import TrtBinding
+from specrt.exporter.export import export
+from specrt.exporter.options import ExportOptions
 from specrt.runtime.predictor import Target
 from tests.engines.gpu_twin import Twin
-from tests.engines.noisy_pair import NUM_TOKENS, PROMPT, WAYS, generated
+from tests.engines.noisy_pair import NUM_TOKENS, PROMPT, WAYS, K, generated
 from tests.engines.simulated_trt import SCRATCH_BYTES
+from tests.tiny import save_tiny_model
 
 
 def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
@@ -55,6 +59,26 @@ def test_closing_gives_back_all_memory(twin: Twin) -> None:
         scratch = [address for address, _ in twin.device._scratch]
         assert len(scratch) == 1, "all contexts work in the same memory"
     assert sorted(twin.cuda.sizes) == scratch
+
+
+def test_a_draft_may_read_the_targets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target with its weights in 8 bits, opened on the target's KV: both write it, in the order of the stream."""
+    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
+    model, bundle = save_tiny_model(tmp_path / "model"), tmp_path / "bundle"
+    options = ExportOptions(
+        str(model), bundle, "self:int8", K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
+    )
+    assert export(options).draft.shares_kv
+    twin, names = Twin(bundle, "tensorrt-rtx", monkeypatch), ["greedy", "seed", "block", "plain"]
+    with twin.on_cpu() as runtime:
+        expected = {name: generated(runtime, **WAYS[name]) for name in names}
+    with twin.open() as runtime:
+        assert {name: generated(runtime, **WAYS[name]) for name in names} == expected
+        slot = runtime._pool._idle[0]
+        assert slot.draft is not None
+        shared = slot.draft.model.binding.memory
+        assert all(memory is shared[name] for name, memory in slot.target.model.kv_memory().items())
+    assert sum(expected["greedy"][1][1:]) > 0, "some drafts are accepted"
 
 
 def test_several_threads_get_what_one_gets(twin: Twin) -> None:

@@ -36,7 +36,7 @@ def by_definition(rows: Array, weight: Array) -> Array:
     integers, scales = rounded_columns(weight)
     step = np.maximum(np.abs(rows).max(axis=-1, keepdims=True) * np.float32(1 / 127), np.float32(1e-30))
     whole = np.rint(rows / step).astype(np.int64)
-    product: Array = (whole @ integers.astype(np.int64)).astype(np.float32) * scales * step
+    product: Array = (whole @ (integers.astype(np.int64) - 128)).astype(np.float32) * scales * step
     return product
 
 
@@ -73,7 +73,8 @@ def test_a_row_is_the_same_in_a_pass_of_any_width() -> None:
 def test_no_weight_is_off_by_more_than_half_a_step(shape: tuple[int, int], seed: int, exponent: float) -> None:
     weight = (np.random.default_rng(seed).standard_normal(shape) * 2.0**exponent).astype(np.float32)
     weight[:, 0] = 0
-    integers, scales = rounded_columns(weight)
+    raised, scales = rounded_columns(weight)
+    integers = raised.astype(np.int64) - 128
     assert np.abs(integers).max() <= 127 and (scales > 0).all()
     assert (np.abs(integers * scales - weight) <= 0.51 * scales + 1e-30).all()
 

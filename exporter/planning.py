@@ -1,0 +1,115 @@
+"""Which models an export makes, derived from configs alone, and what that takes in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from specrt.engines.errors import UsageError
+from specrt.engines.progress import Progress
+from specrt.engines.spec import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.exporter.bundle import check_disk
+from specrt.exporter.observe import Observation, observe
+from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
+from specrt.exporter.passes.dequantize import LAYOUTS
+from specrt.exporter.passes.quantize import QUANTIZATIONS
+from specrt.exporter.source import Source
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model to export: where from, where to, and its derived spec.
+
+    ``num_layers`` is set for a draft of so many layers of the target, whose weights are the target's.
+    """
+
+    role: str
+    source: Source
+    observation: Observation
+    spec: ModelSpec
+    quantization: str
+    num_layers: int | None = None
+
+    @property
+    def graph(self) -> str:
+        """The graph's place in the bundle. One that shares the target's weights lies beside them."""
+        return f"{self.role}/model.onnx" if self.num_layers is None else "target/skip.onnx"
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the model while it is loaded; a bf16 one is compared in fp32."""
+        item_bytes = 4 if self.spec.dtype == "bfloat16" else ITEM_BYTES[self.spec.dtype]
+        return self.observation.num_parameters * item_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        if self.num_layers is not None:
+            return 0
+        if self.quantization == "none":
+            twin_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
+            return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + twin_bytes
+        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
+        return int(self.observation.num_parameters * rows[self.quantization].bytes_per_weight)
+
+    def with_layers(self, kept: tuple[int, ...]) -> ModelPlan:
+        """The plan when it is known which layers are kept."""
+        layers = tuple(self.observation.kv_layers[index] for index in kept)
+        return replace(self, spec=replace(self.spec, kv_layers=layers))
+
+
+def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
+    """The plan of ``target`` or ``draft``. Raises ``UsageError`` for options that do not fit the model."""
+    observation = observe(source.config, options.trust_remote_code)
+    longest = observation.max_position_embeddings
+    wanted = options.max_seq_len or DEFAULT_MAX_SEQ_LEN
+    if role == "target" and options.max_seq_len and longest and options.max_seq_len > longest:
+        raise UsageError(f"--max-seq-len {options.max_seq_len}: {source.name} has a context of {longest}; ask for less")
+    max_seq_len = min(wanted, longest) if longest else wanted
+    k = options.num_speculative_tokens
+    spec = ModelSpec(
+        vocab_size=observation.vocab_size,
+        max_seq_len=max_seq_len,
+        capacity=max_seq_len + k,
+        max_width=min(options.prefill_chunk, max_seq_len),
+        max_rows=k + 1,
+        dtype=options.dtype_of(role),
+        kv_layers=observation.kv_layers,
+        dialect=options.dialect,
+    )
+    if role == "target":
+        return ModelPlan(role, source, observation, spec, options.quantize)
+    spec = _with_head_of(spec, options.draft_vocab)
+    num_layers = options.num_draft_layers
+    if num_layers is None:
+        return ModelPlan(role, source, observation, spec, options.draft_quantize)
+    if num_layers >= len(observation.kv_layers):
+        raise UsageError(f"--draft {options.draft}: the target has {len(observation.kv_layers)} layers; keep fewer")
+    plan = ModelPlan(role, source, observation, spec, options.quantize, num_layers)
+    return plan.with_layers(tuple(range(num_layers)))
+
+
+def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
+    """``spec`` with logits of the first ``num_ids`` ids only."""
+    if num_ids is None:
+        return spec
+    if num_ids >= spec.vocab_size:
+        raise UsageError(f"--draft-vocab {num_ids}: the draft's vocabulary has {spec.vocab_size} ids; ask for fewer")
+    return replace(spec, vocab_size=num_ids, num_input_ids=spec.vocab_size)
+
+
+def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) -> None:
+    """Say what the export takes in bytes; refuse when the disk cannot hold it."""
+    weights = sum(plan.written_bytes for plan in plans)
+    kv = sum(plan.spec.kv_bytes for plan in plans)
+    disk = int(weights * 1.05) + (64 << 20)
+    memory = int(max(plan.weights_bytes for plan in plans) * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
+    progress.note(
+        f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
+        f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"
+    )
+    available = psutil.virtual_memory().available
+    if available < memory:
+        progress.note(f"only {available / 1e9:.2f} GB of memory are available: this may swap or be killed")
+    check_disk(output, disk)

@@ -1,0 +1,96 @@
+"""A draft of some of the target's own layers: ``--draft skip:N``. Which ones, and how the others are taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from specrt.engines.errors import UnsupportedModelError
+from specrt.engines.seam import Array
+from specrt.exporter.reference import mean_kl
+
+_NUM_RANKED = 32  # positions of the reference text that layers are ranked by
+
+
+def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
+    """The ``num_kept`` layers without which, one at a time, the model's logits over ``ids`` [N] change most.
+
+    Raises ``UnsupportedModelError`` where the layers are not one list.
+    """
+    layers = _layers_of(model)
+    ids = ids[:_NUM_RANKED]
+    whole = _logits(model, ids)
+    harm = []
+    for index in range(len(layers)):
+        skipped = layers[index].register_forward_hook(_pass_on, with_kwargs=True)
+        try:
+            harm.append(mean_kl(whole, _logits(model, ids)))
+        finally:
+            skipped.remove()
+    most = sorted(range(len(layers)), key=lambda index: (-harm[index], index))[:num_kept]
+    return tuple(sorted(most))
+
+
+def keep_layers(model: Any, kept: Sequence[int]) -> None:
+    """Take all other layers out of ``model``; those left are numbered anew, in their order."""
+    parent, name = _place_of_layers(model)
+    layers = getattr(parent, name)
+    setattr(parent, name, torch.nn.ModuleList([layers[index] for index in kept]))
+    for number, index in enumerate(kept):
+        for module in layers[index].modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = number
+    keep_in_config(model.config, kept)
+
+
+def keep_in_config(config: Any, kept: Sequence[int]) -> None:
+    """The same in a config: as many layers, of the kinds of those kept."""
+    text = config.get_text_config()
+    if getattr(text, "layer_types", None):
+        text.layer_types = [text.layer_types[index] for index in kept]
+    text.num_hidden_layers = len(kept)
+
+
+def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    """What a layer puts out that does nothing: its input."""
+    hidden = args[0] if args else kwargs["hidden_states"]
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _logits(model: Any, ids: Array) -> Array:
+    with torch.no_grad():
+        logits: Array = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
+    return logits
+
+
+def _layers_of(model: Any) -> Any:
+    parent, name = _place_of_layers(model)
+    return getattr(parent, name)
+
+
+def _place_of_layers(model: Any) -> tuple[Any, str]:
+    wanted = model.config.get_text_config().num_hidden_layers
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == wanted:
+                return parent, name
+    raise UnsupportedModelError(
+        f"--draft skip: {type(model).__name__} does not keep its {wanted} layers in one list; use another draft"
+    )
+
+
+def restrict_head(model: Any, num_ids: int) -> None:
+    """Let ``model`` give logits of the ids below ``num_ids`` only; it may still be fed all of them.
+
+    Byte-pair vocabularies are numbered in the order of their merges, so the first ids are the frequent ones.
+    """
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    small = torch.nn.Linear(head.in_features, num_ids, bias=bias is not None, dtype=head.weight.dtype)
+    small.weight.data = head.weight.data[:num_ids].clone()
+    if bias is not None:
+        small.bias.data = bias.data[:num_ids].clone()
+    model.set_output_embeddings(small)
+    model.config.get_text_config().tie_word_embeddings = False
