@@ -106,6 +106,9 @@ def test_a_prompt_that_goes_on_finds_the_ids_that_came_late(twin: Twin) -> None:
         with opened() as runtime:
             prompt = runtime.codec.encode(PROMPT)
             first = generated(runtime, prompt, **WAYS["greedy"])
+            for part in (runtime._pool._idle[0].target, runtime._pool._idle[0].draft):
+                assert part is not None
+                assert part.model._tokens[: part.model.kv_len] == [*prompt, *first[0]][: part.model.kv_len]
             second = generated(runtime, [*prompt, *first[0]], **WAYS["greedy"])
             found.append((first, second))
     assert found[0] == found[1]
