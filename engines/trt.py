@@ -6,7 +6,6 @@ was captured with one context, and one for all the wide passes of a prompt. KV g
 
 from __future__ import annotations
 
-import mmap
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from specrt.engines.record import (
 )
 from specrt.engines.runtime_cache import RuntimeCache
 from specrt.engines.spec import ROWS, WIDTH, Contract
-from specrt.engines.trt_library import DTYPES, load_library
+from specrt.engines.trt_library import DTYPES, deserialize, load_library
 from specrt.engines.trt_pass import Pass, must
 
 # Passes up to this width keep a context; wider ones are what is left of a prompt, and share one.
@@ -75,17 +74,8 @@ class TrtBuild:
 
     def deserialize(self, entry: EngineEntry) -> Any:
         """The library's engine. Raises ``BackendError`` where it gives none."""
-        path = self.folder / entry.file
-        self.logger.errors.clear()
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-            engine = self._runtime.deserialize_cuda_engine(plan)
-        if engine is None:
-            reason = self.logger.errors[0][:300] if self.logger.errors else "no reason given"
-            raise BackendError(
-                f"{path}: {self.trt.__name__} {self.trt.__version__} cannot load it on {self.device.api.name} "
-                f"({reason}); {self.mend}"
-            )
-        return engine
+        command = build_command(self.bundle, self.backend)
+        return deserialize(self.trt, self._runtime, self.folder / entry.file, command, self.logger.errors)
 
 
 _builds: weakref.WeakValueDictionary[tuple[Path, str, int], TrtBuild] = weakref.WeakValueDictionary()

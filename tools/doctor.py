@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed, and runs nothing on them."""
+    """Look at this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed; runs nothing on them."""
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     providers, gpus = _providers(), find_gpus()
     return Diagnosis(

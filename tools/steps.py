@@ -1,6 +1,6 @@
 """``python -m specrt.tools.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's limit.
 
-With ``--device cuda`` or a TensorRT backend the memory's limit is left out; ``specrt.tools.gpu_rounds`` measures rounds.
+With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.tools.gpu_rounds`` measures rounds.
 
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.

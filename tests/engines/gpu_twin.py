@@ -16,7 +16,6 @@ import specrt
 from specrt.engines import cuda, device, load, trt
 from specrt.engines.build import _jobs
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.engines.profiles import profiles_of
 from specrt.engines.record import (
     RECORD_NAME,
     RECORD_VERSION,
@@ -33,12 +32,12 @@ from tests.engines.simulated_cuda import SimulatedCuda
 from tests.engines.simulated_trt import Library
 
 
-def write_engines(bundle: Path, backend: str, version: str) -> dict[str, Contract]:
+def write_engines(bundle: Path, backend: str, version: str, has_decode_profile: bool = False) -> dict[str, Contract]:
     """Engine files that name their graphs, with the record that a build would write; the contract of each graph."""
     manifest = manifest_from_bundle(bundle)
     folder, engines, contracts = engines_folder(bundle, backend), {}, {}
-    for job in _jobs(manifest):
-        graph, profiles = bundle / job.graph, profiles_of(job.contract)
+    for job in _jobs(manifest, has_decode_profile):
+        graph, profiles = bundle / job.graph, job.profiles
         contracts[str(graph)] = job.contract
         plan = json.dumps({"graph": str(graph), "profiles": profiles}).encode()
         path = folder / f"{job.name}.engine"

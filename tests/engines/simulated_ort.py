@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from specrt.engines.ort import session_options
 from tests.engines.simulated_cuda import SimulatedCuda
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -45,9 +46,7 @@ class SimulatedSession:
             if any(part in graph for part in module.on_cpu):
                 raise RuntimeError("This session contains graph nodes that are assigned to the default CPU EP")
         self.is_strict, self._module = is_strict, module
-        plain = ort.SessionOptions()
-        plain.intra_op_num_threads, plain.log_severity_level = 1, 3
-        self._session = ort.InferenceSession(graph, plain, providers=[CPU])
+        self._session = ort.InferenceSession(graph, session_options(1, True), providers=[CPU])
 
     def get_providers(self) -> list[str]:
         return [self._module.in_force, CPU]

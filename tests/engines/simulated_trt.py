@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from specrt.engines.ort import session_options
 from specrt.engines.profiles import shapes_of
 from specrt.engines.spec import ITEM_BYTES, Contract
 from tests.engines.simulated_cuda import ALIGNMENT, SimulatedCuda
@@ -133,9 +134,7 @@ class ICudaEngine:
         self.profiles = [
             shapes_of(self.contract, {k: tuple(v) for k, v in sizes.items()}) for sizes in profiles.values()
         ]
-        options = ort.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 3
-        self.session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(graph, session_options(1, True), providers=["CPUExecutionProvider"])
         self._tensors = {t.name: t for t in (*self.contract.inputs, *self.contract.outputs)}
         self.contexts: list[IExecutionContext] = []
 

@@ -138,7 +138,7 @@ def test_every_name_that_the_runtime_uses_is_real() -> None:
     uses = {
         (engines / "trt.py", ("trt", "self.trt", "build.trt")): trt,
         (engines / "trt.py", ("engine", "self._engine")): trt.ICudaEngine,
-        (engines / "trt.py", ("self._runtime",)): trt.Runtime,
+        (engines / "trt_library.py", ("runtime",)): trt.Runtime,
         (engines / "trt.py", ("settings",)): trt.IRuntimeConfig,
         (engines / "trt.py", ("graphs",)): trt.CudaGraphStrategy,
         (engines / "trt.py", ("kernels",)): trt.DynamicShapesKernelSpecializationStrategy,

@@ -1,4 +1,4 @@
-"""TensorRT's runtime on a simulated GPU: whole generations, their waits and their memory.
+"""TensorRT's runtime on a simulated GPU: whole generations, their waits and their graphs.
 
 The same graphs run on ONNX Runtime's CPU provider on both sides, so that ids must be equal. What differs is all that is
 new: memory that the host cannot see, a stream that runs only when somebody waits, contexts, graphs.
@@ -8,91 +8,24 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specrt.engines.device import Device
-from specrt.engines.heads import BLOCK, FILTER, MATCH, MATCH_SAMPLED, NUCLEUS, PENALTIES
-from specrt.engines.plan import allocated_bytes, plan_slot
-from specrt.engines.trt import KEPT_WIDTHS, TrtBinding, TrtBuild
+from specrt.engines.trt import KEPT_WIDTHS, TrtBuild
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
 from tests.engines.gpu_twin import Twin
+from tests.engines.noisy_pair import NUM_TOKENS, PROMPT, SEEN, WAYS, K, generated
 from tests.engines.simulated_trt import (
-    SCRATCH_BYTES,
     CudaGraphStrategy,
     DynamicShapesKernelSpecializationStrategy,
 )
-
-K, NUM_TOKENS = 3, 32
-PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
-BACKENDS = ("tensorrt-rtx", "tensorrt")
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"draft": "none"},
-    "greedy": {"draft": "model"},
-    "ngram": {"draft": "ngram"},
-    "reproducible": {"draft": "model", "reproducible": True},
-    "seed": {"draft": "model", "temperature": 0.8, "seed": 3},
-    "seed, filters": {"draft": "model", "temperature": 0.9, "seed": 4, "top_p": 0.9, "top_k": 40},
-    "block": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "top_p": 0.95},
-    "token": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "token", "min_p": 0.01},
-}
-# What the host must see in between: more waits, the same ids.
-SEEN: dict[str, dict[str, Any]] = {
-    "penalties": {"draft": "model", "repetition_penalty": 1.3, "frequency_penalty": 0.3, "temperature": 0.8, "seed": 5},
-    "bans": {"draft": "model", "banned_token_ids": [5, 6, 7], "min_new_tokens": 8},
-    "logprobs": {"draft": "model", "logprobs": 2},
-    "processors": {"draft": "model", "logits_processors": [lambda ids, logits: logits[::-1].copy()]},
-    "both": {"draft": "model", "presence_penalty": 0.4, "logits_processors": [lambda ids, logits: logits * 0.5]},
-}
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny target in fp16, and as its draft the same with some noise: accepted whole, in part, and not at all."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
-    from tests.tiny import save_tiny_model, tiny_tokenizer
-
-    root = tmp_path_factory.mktemp("noisy")
-    target = save_tiny_model(root / "target")
-    model = AutoModelForCausalLM.from_pretrained(target)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.add_(0.02 * weights.std() * torch.randn(weights.shape, generator=generator))
-    model.save_pretrained(root / "draft")
-    tiny_tokenizer().save_pretrained(root / "draft")
-    options = ExportOptions(
-        str(target), root / "bundle", str(root / "draft"), K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
-    )
-    export(options)
-    return root / "bundle"
-
-
-@pytest.fixture(params=BACKENDS)
-def twin(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Twin:
-    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    return Twin(Path(shutil.copytree(exported, tmp_path / "bundle")), request.param, monkeypatch)
-
-
-def generated(runtime: Runtime, prompt: Any = PROMPT, **way: Any) -> tuple[list[int], list[int], int]:
-    """Ids, how many were accepted, and how much of the prompt was there already."""
-    if way.get("draft") != "none":
-        way.setdefault("num_speculative_tokens", K)
-    result = runtime.generate(prompt, max_new_tokens=NUM_TOKENS, ignore_eos=True, **way)
-    stats = result.stats
-    return result.token_ids, stats.acceptance_histogram, stats.reused_prompt_tokens
 
 
 def test_ids_are_those_of_the_same_graphs_on_the_cpu(twin: Twin) -> None:
@@ -194,13 +127,13 @@ def test_uploads_wait_only_when_the_page_locked_area_is_full(twin: Twin, monkeyp
         assert generated(runtime, **WAYS["seed"]) == expected
 
 
-def test_graphs_are_captured_once_for_each_width_and_change_nothing(exported: Path, tmp_path: Path) -> None:
+def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle: Path, tmp_path: Path) -> None:
     """TensorRT: on the second pass of a size; where nothing can be captured, a warning says so, once a context."""
     found = {}
     for kind in ("graphs", "none", "refused"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-            twin = Twin(Path(shutil.copytree(exported, tmp_path / kind)), "tensorrt", patch)
+            twin = Twin(Path(shutil.copytree(noisy_bundle, tmp_path / kind)), "tensorrt", patch)
             patch.setattr(TrtBuild, "uses_graphs", kind != "none")
             twin.cuda.can_capture = kind == "graphs"
             if kind == "refused":
@@ -222,10 +155,10 @@ def test_graphs_are_captured_once_for_each_width_and_change_nothing(exported: Pa
     assert found["graphs"] == found["none"] == found["refused"]
 
 
-def test_rtx_captures_by_itself_and_exchanges_no_kernels(exported: Path, tmp_path: Path) -> None:
+def test_rtx_captures_by_itself_and_exchanges_no_kernels(noisy_bundle: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-        twin = Twin(Path(shutil.copytree(exported, tmp_path / "bundle")), "tensorrt-rtx", patch)
+        twin = Twin(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), "tensorrt-rtx", patch)
         with twin.open() as runtime:
             generated(runtime, **WAYS["greedy"])
         assert twin.cuda.counts["capture"] == 0
@@ -237,112 +170,3 @@ def test_rtx_captures_by_itself_and_exchanges_no_kernels(exported: Path, tmp_pat
                 eager = DynamicShapesKernelSpecializationStrategy.EAGER
                 assert (kernels is eager) == is_kept
                 assert (context.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE) == is_kept
-
-
-def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
-    """Names, bytes, who lies where, and that nothing is allocated beside the plan."""
-    heads = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
-    plan = plan_slot(twin.manifest, twin.backend, heads, scratch_bytes=SCRATCH_BYTES)
-    found = {}
-    with twin.open() as runtime:
-        slot = runtime.open_slot("model")
-        for role, part in (("target", slot.target), ("draft", slot.draft)):
-            assert part is not None
-            bindings = {role: part.model.binding, **{f"{role}/{name}": part.heads.head(name) for name in heads}}
-            for owner, binding in bindings.items():
-                assert isinstance(binding, TrtBinding)
-                binding.run(1, 1)
-                for tensor in (*binding.contract.inputs, *binding.contract.outputs):
-                    found[f"{owner}/{tensor.name}"] = binding.address(tensor)
-                if binding._mail.size:
-                    found[f"{owner}/mailbox"] = binding._mail_address
-        allocated = sum(twin.cuda.sizes.values()) + sum(twin.cuda.pinned.values())
-        sizes = {**twin.cuda.sizes}
-        slot.close()
-    planned = {buffer.name: buffer for buffer in plan if buffer.owner != "device"}
-    assert planned.keys() == found.keys()
-    for name, buffer in planned.items():
-        if buffer.alias is None:
-            assert sizes[found[name]] == buffer.num_bytes, name
-        elif buffer.alias.endswith("/mailbox"):
-            assert 0 <= found[name] - found[buffer.alias] <= planned[buffer.alias].num_bytes - buffer.num_bytes
-        else:
-            assert found[name] == found[buffer.alias], name
-    assert allocated == allocated_bytes(plan)
-
-
-def test_closing_gives_back_all_memory(twin: Twin) -> None:
-    with twin.open() as runtime:
-        generated(runtime, **WAYS["block"])
-        scratch = [address for address, _ in twin.device._scratch]
-        assert len(scratch) == 1, "all contexts work in the same memory"
-    assert sorted(twin.cuda.sizes) == scratch
-
-
-def test_several_threads_get_what_one_gets(twin: Twin) -> None:
-    names = ["greedy", "seed", "block", "plain"]
-    with twin.on_cpu() as runtime:
-        expected = {name: generated(runtime, **WAYS[name])[:2] for name in names}
-    found = {}
-    with twin.open() as runtime:
-
-        def work(name: str) -> None:
-            found[name] = generated(runtime, **WAYS[name])[:2]
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == expected
-
-
-def test_a_prompt_that_goes_on_finds_the_ids_that_came_late(twin: Twin) -> None:
-    """The host learned which ids the caches hold: the same part of both caches is used again as on the CPU."""
-    found = []
-    for opened in (twin.on_cpu, twin.open):
-        with opened() as runtime:
-            prompt = runtime.codec.encode(PROMPT)
-            first = generated(runtime, prompt, **WAYS["greedy"])
-            second = generated(runtime, [*prompt, *first[0]], **WAYS["greedy"])
-            found.append((first, second))
-    assert found[0] == found[1]
-    assert found[0][1][2] >= len(prompt) + NUM_TOKENS - 2
-
-
-def test_ids_that_were_never_learned_are_not_found_again(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error between draft and verdict: the slot holds passes over ids that the host has not seen."""
-    from specrt.runtime.predictor import Target
-
-    with twin.open() as runtime:
-        prompt = runtime.codec.encode(PROMPT)
-        expected = generated(runtime, prompt, **WAYS["greedy"])[0]
-        verify, calls = Target.verify, []
-
-        def fails(self: Target, *arguments: Any) -> tuple[int, int]:
-            calls.append(1)
-            if len(calls) == 3:
-                raise OSError("gone")
-            return verify(self, *arguments)
-
-        monkeypatch.setattr(Target, "verify", fails)
-        with pytest.raises(OSError, match="gone"):
-            generated(runtime, prompt, **WAYS["greedy"])
-        monkeypatch.undo()
-        slot = runtime._pool._idle[0]
-        assert slot.draft is not None
-        assert -1 in slot.draft.model._tokens
-        zeros = [*prompt, *([0] * 8)]
-        assert slot.draft.model.reusable(zeros, 1) <= len(prompt) + 8
-        assert generated(runtime, prompt, **WAYS["greedy"])[0] == expected
-
-
-def test_a_verdict_needs_no_logits_on_the_host(twin: Twin) -> None:
-    """``read`` gives the part of a tensor that the last pass used."""
-    with twin.open() as runtime:
-        slot = runtime.open_slot("none")
-        slot.target.model.feed(list(range(4, 10)), 2)
-        (logits,) = slot.target.model.read("logits")
-        assert logits.shape == (2, runtime.manifest.target.spec.vocab_size)
-        assert np.isfinite(logits).all()
-        slot.close()

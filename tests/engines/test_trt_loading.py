@@ -17,7 +17,7 @@ from specrt.engines import trt
 from specrt.engines.device import DeviceArray, encoded
 from specrt.engines.errors import BackendError, BundleError, SpecrtError, UsageError
 from specrt.engines.integrity import sha256_of
-from specrt.engines.profiles import PREFILL, VERIFY, Profile
+from specrt.engines.profiles import DECODE, PREFILL, VERIFY, Profile
 from specrt.engines.record import (
     RECORD_NAME,
     BuildRecord,
@@ -31,7 +31,7 @@ from specrt.engines.runtime_cache import RUNTIME_CACHE_NAME
 from specrt.engines.seam import Array, write_pass
 from specrt.engines.spec import LOGITS, ROWS, WIDTH, model_contract, past_name
 from specrt.engines.trt import TrtBinding, TrtEngine, open_build
-from tests.engines.gpu_twin import Twin
+from tests.engines.gpu_twin import Twin, write_engines
 from tests.engines.simulated_trt import DataType
 
 BACKEND = "tensorrt-rtx"
@@ -89,9 +89,7 @@ def test_an_engine_that_the_library_does_not_take_is_never_used(twin: Twin) -> N
     engines = record_from_bundle(twin.bundle, BACKEND).engines
     entry = replace(engines["target"], num_bytes=path.stat().st_size, sha256=sha256_of(path))
     rewrite(twin, engines={**engines, "target": entry})
-    assert "cannot load it on simulated GPU (the engine is corrupt); build them again with" in refused(
-        twin, BackendError
-    )
+    assert "makes no engine of its 16 bytes (the engine is corrupt), expected" in refused(twin, BackendError)
 
 
 def test_a_bundle_without_engines_names_the_command_that_builds_them(twin: Twin) -> None:
@@ -184,6 +182,22 @@ def test_rows_equal_single_rows_equal_no_cache(twin: Twin, past: int) -> None:
         binding.close()
         for logits in found:
             assert np.abs(logits - alone).max() / np.abs(alone).max() < 3e-2
+
+
+def test_a_profile_for_one_token_is_used_where_it_was_built(twin: Twin) -> None:
+    """The narrowest profile that fits; the answer is the same."""
+    ids, spec = np.arange(4, 12), twin.manifest.target.spec
+    binding = target_of(twin).open(0)
+    expected = logits_after(binding, ids, 3, [1, 1, 2])
+    binding.close()
+    twin.library.engines.clear()
+    write_engines(twin.bundle, BACKEND, twin.library.__version__, has_decode_profile=True)
+    engine = target_of(twin)
+    assert list(engine.entry.profiles) == [VERIFY, PREFILL, DECODE]
+    assert [engine.profile_for(*size) for size in ((1, 1), (2, 1), (spec.max_width, 1))] == [2, 0, 1]
+    binding = engine.open(0)
+    assert np.array_equal(logits_after(binding, ids, 3, [1, 1, 2]), expected)
+    assert sorted(c.profile for e in twin.library.engines for c in e.contexts) == [0, 0, 2]
 
 
 def test_runtime_cache_is_kept_beside_the_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
