@@ -22,7 +22,8 @@ from specrt.tools.generation import (
     print_settings,
     prompt_of,
 )
-from specrt.tools.measuring import COMMANDS
+from specrt.tools.making import COMMANDS as MAKING
+from specrt.tools.measuring import COMMANDS as MEASURING
 
 
 class _Cli(click.Group):
@@ -56,100 +57,6 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 @click.version_option(__version__, "--version", prog_name="specrt")
 def main() -> None:
     """Speculative decoding: export a target and a draft, then generate the target's own text faster."""
-
-
-@main.command()
-@click.argument("target")
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The bundle folder to write.")
-@click.option(
-    "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
-)
-@click.option(
-    "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens a round."
-)
-@click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
-@click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
-@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
-@click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
-@click.option(
-    "--quantize",
-    default="none",
-    show_default=True,
-    help="Weights of the target: none, int8, w8a8 or int4 (TensorRT: none, int8 or int4).",
-)
-@click.option(
-    "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
-)
-@click.option(
-    "--draft-vocab", type=int, metavar="N", help="Let the draft propose the first N ids only; its head is cut to them."
-)
-@click.option(
-    "--backend",
-    default="onnxruntime",
-    show_default=True,
-    metavar="onnxruntime|tensorrt-rtx|tensorrt",
-    help="What will run the bundle.",
-)
-@click.option("--revision", help="Commit, branch or tag of a hub target.")
-@click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
-@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
-def export(**options: Any) -> None:
-    """Export TARGET (and a draft for it) into a bundle.
-
-    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
-    text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
-    target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
-    """
-    from specrt.tools.progress import quiet_libraries, shown_progress
-
-    quiet_libraries()
-    from specrt.exporter.export import export as run
-    from specrt.exporter.options import ExportOptions
-
-    with shown_progress() as progress:
-        manifest = run(ExportOptions(**options), progress)
-    for entry in filter(None, (manifest.target, manifest.draft.model)):
-        if entry.quantization != "none":
-            click.echo(
-                f"{entry.source} in {entry.quantization}: {entry.weights_bytes / 1e6:.0f} MB, KL to the torch model "
-                f"{entry.parity.mean_kl:.1e} nats, same argmax at {entry.parity.argmax_agreement:.0%} of positions"
-            )
-    parity = manifest.target.parity
-    total = sum(entry.num_bytes for entry in manifest.files.values())
-    click.echo(
-        f"{options['output']}: {total / 1e6:.0f} MB; largest logit difference to the torch model "
-        f"{parity.max_abs_error:.1e} (largest logit {parity.max_abs_logit:.1f}), "
-        f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions"
-    )
-
-
-@main.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="What the engines are for.")
-@click.option(
-    "--compute-capability",
-    "capabilities",
-    multiple=True,
-    metavar="X.Y",
-    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
-)
-@click.option(
-    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
-)
-@click.option("--force", is_flag=True, help="Replace engines that are there already.")
-def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
-    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
-    from specrt.engines.build import build as run
-    from specrt.tools.progress import shown_progress
-
-    with shown_progress() as progress:
-        record = run(bundle, backend, capabilities, force, progress, decode_profile)
-    total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
-    click.echo(
-        f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
-        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities) or '8.0 and later'}"
-    )
 
 
 @main.command()
@@ -297,7 +204,7 @@ def fetch(names: tuple[str, ...]) -> None:
         click.echo(run(name))
 
 
-for _command in COMMANDS:
+for _command in (*MAKING, *MEASURING):
     main.add_command(_command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -114,16 +115,17 @@ def test_a_draft_with_a_restricted_head(draft: str, model: Path, tmp_path: Path)
         ({"draft": "self:int8", "draft_vocab": 1}, "--draft-vocab 1: expected 2 or more"),
     ],
 )
-def test_options_that_do_not_go_together(changes: dict[str, object], line: str) -> None:
+def test_options_that_do_not_go_together(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=line):
-        ExportOptions("target", Path("out"), **changes)  # type: ignore[arg-type]
+        ExportOptions("target", Path("out"), **changes)
 
 
 def test_more_than_there_is(model: Path, tmp_path: Path) -> None:
-    for changes, line in (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"draft": "skip:99"}, "the target has 2 layers; keep fewer"),
         ({"draft": "self:int8", "draft_vocab": 10**6}, "ids; ask for fewer"),
-    ):
+    )
+    for changes, line in cases:
         with pytest.raises(UsageError, match=line):
-            export(ExportOptions(str(model), tmp_path / "b", prefill_chunk=64, **changes))  # type: ignore[arg-type]
+            export(ExportOptions(str(model), tmp_path / "b", prefill_chunk=64, **changes))
         assert not (tmp_path / "b").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +40,7 @@ def layout_of(name: str, shape: tuple[int, ...]) -> Layout:
     return LAYOUTS[name] if shape[1] % 32 == 0 else Layout(4, 16)
 
 
-def dequantized(weight: Array, layout: Layout, dtype: np.dtype) -> Array:  # type: ignore[type-arg]
+def dequantized(weight: Array, layout: Layout, dtype: np.dtype[Any]) -> Array:
     """``weight`` [K, N] f32 after a round trip, by the definition of DequantizeLinear."""
     integers, scales = rounded(weight, layout, dtype)
     assert scales.dtype == dtype
@@ -58,10 +59,10 @@ def dequantized(weight: Array, layout: Layout, dtype: np.dtype) -> Array:  # typ
 )
 def test_weights_are_off_by_about_half_a_step(
     name: str,
-    dtype: np.dtype,
+    dtype: np.dtype[Any],
     num_blocks: int,
     num_columns: int,
-    seed: int,  # type: ignore[type-arg]
+    seed: int,
 ) -> None:
     layout = LAYOUTS[name]
     size = layout.block_size or 32
@@ -128,7 +129,8 @@ def round_model(model: torch.nn.Module, name: str) -> None:
 
 @pytest.fixture(scope="module", params=[(a, n) for a in ARCHITECTURES for n in NAMES], ids=lambda p: f"{p[0]}-{p[1]}")
 def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
-    return Quantized(*request.param, tmp_path_factory.mktemp("quantized"))
+    architecture, name = request.param
+    return Quantized(architecture, name, tmp_path_factory.mktemp("quantized"))
 
 
 @pytest.mark.parametrize("precision", ["twin", "half"])
@@ -145,12 +147,10 @@ def test_rows_equal_single_rows_equal_the_rounded_model(quantized: Quantized, pr
 
 
 def test_every_matrix_is_stored_in_integers_and_once(quantized: Quantized) -> None:
-    values = [v for v in quantized.graph.graph.initializers.values() if v.const_value is not None]
-    floats = [
-        v for v in values if v.dtype in (ir.DataType.FLOAT16, ir.DataType.FLOAT) and len(v.const_value.shape) == 2
-    ]
-    assert [v.name for v in floats if "scales" not in str(v.name)] == []
-    tables = [v for v in values if v.dtype == ir.DataType.INT8 and VOCAB_SIZE in tuple(v.const_value.shape)]
+    tensors = [v.const_value for v in quantized.graph.graph.initializers.values() if v.const_value is not None]
+    floats = [t for t in tensors if t.dtype in (ir.DataType.FLOAT16, ir.DataType.FLOAT) and len(t.shape) == 2]
+    assert [t.name for t in floats if "scales" not in str(t.name)] == []
+    tables = [t for t in tensors if t.dtype == ir.DataType.INT8 and VOCAB_SIZE in tuple(t.shape)]
     assert len(tables) == (1 if quantized.is_tied else 2)
 
 
