@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,11 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options:
     place = place_of(options)
     import specrt
     from specrt.tools.figures import print_stats
+    from specrt.tools.machine import peak_bytes
 
+    started = time.perf_counter()
     with specrt.load(bundle, **place) as runtime:
+        load_s = time.perf_counter() - started
         stream = runtime.stream(prompt, **options_from_command(options))
         if verbose:
             print_settings(stream.settings)
@@ -94,7 +98,7 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options:
         else:
             click.echo()
         if stats:
-            print_stats(stream.result)
+            print_stats(stream.result, load_s, peak_bytes())
 
 
 @main.command()

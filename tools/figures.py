@@ -17,8 +17,8 @@ from specrt.engines.spec import model_contract, past_name, plan_buffers
 from specrt.runtime.result import Result
 
 
-def print_stats(result: Result) -> None:
-    """The statistics of ``result`` on standard error, with their definitions."""
+def print_stats(result: Result, load_s: float, peak_bytes: int) -> None:
+    """The statistics of ``result`` on standard error, with their definitions; and of the process that made it."""
     stats = result.stats
     table = Table(
         title=f"{stats.completion_tokens} tokens, finish reason: {result.finish_reason}", title_justify="left"
@@ -36,6 +36,9 @@ def print_stats(result: Result) -> None:
         ("acceptance histogram", stats.acceptance_histogram, "rounds by accepted tokens, from 0"),
         ("drafted histogram", stats.drafted_histogram, "rounds by drafted tokens, from 0"),
         ("estimated speed-up", stats.estimated_speedup, "against plain rounds, as the controller has their time"),
+        ("load s", load_s, "the bundle; the first time on a machine it is hashed as well"),
+        ("first token ms", stats.time_to_first_token_ms, "after the request"),
+        ("peak RSS MB", round(peak_bytes / 1e6), "of the process so far, mapped files included"),
         ("prefill ms", stats.prefill_ms, f"{stats.prompt_tokens} prompt tokens, target and draft"),
         ("draft ms", stats.draft_ms, "all rounds"),
         ("verify ms", stats.verify_ms, "all rounds"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,3 +67,8 @@ def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -
             f"suffers most, since its threads spin while they wait ({OMP_WAIT_POLICY}=PASSIVE lets them sleep)"
         )
     return lines
+
+
+def peak_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

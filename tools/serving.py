@@ -6,8 +6,6 @@ transformers calls a streamer.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engines.manifest import ModelEntry, manifest_from_bundle
+from specrt.tools.machine import peak_bytes
 
 COMPILED_LENGTHS = (9, 21)
 Json = dict[str, Any]
@@ -34,11 +33,6 @@ class Settings:
     threads: int
     with_draft: bool
     sources: dict[str, str] = field(default_factory=dict)
-
-
-def peak_bytes() -> int:
-    """The largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def serve_specrt(settings: Settings) -> tuple[Json, Generate]:

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from specrt.engines.errors import SourceError, SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.tools.serving import Generate, Json, Settings, peak_bytes
+from specrt.tools.machine import peak_bytes
+from specrt.tools.serving import Generate, Json, Settings
 
 INSTALL = "pip install 'specrt[llama-cpp]'"
 

@@ -45,7 +45,8 @@ def shell(tmp_path: Path) -> Invoke:
 def test_standard_output_has_the_text_and_nothing_else(tiny_bundle: Path, shell: Invoke, expected: Any) -> None:
     done = shell("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--stats")
     assert (done.returncode, done.stdout) == (0, expected.text + "\n")
-    assert "mean acceptance length" in done.stderr
+    for figure in ("mean acceptance length", "first token ms", "peak RSS MB", "load s"):
+        assert figure in done.stderr
 
 
 def test_a_quiet_run_says_nothing_on_standard_error(tiny_bundle: Path, shell: Invoke) -> None:
