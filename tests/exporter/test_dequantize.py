@@ -25,12 +25,13 @@ from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.precision import cast_weights
 from specrt.exporter.trace import trace
 from specrt.exporter.twin import widen
-from tests.exporter.architectures import ROWS, VOCAB_SIZE
+from tests.exporter.architectures import VOCAB_SIZE
 from tests.exporter.passes_on_ort import Passes
 from tests.exporter.test_standard import HALF_TOLERANCE, MAX_SEQ_LEN, PAST, TOLERANCE, W, nodes_of, rounded_model
 
 NAMES = sorted(LAYOUTS)
-ARCHITECTURES = ["llama", "llama-tied", "qwen2", "gemma3", "gpt2"]
+ARCHITECTURES = ["llama-tied", "qwen2", "gpt2"]
+OTHERS = ["gemma3", "phi3", "cohere"]  # each with something of its own: tables, packed weights, scaled logits
 
 
 def layout_of(name: str, shape: tuple[int, ...]) -> Layout:
@@ -178,9 +179,9 @@ def test_bf16_graph_is_the_fp16_graph_but_for_dtypes() -> None:
     assert graphs[0] == graphs[1]
 
 
-@pytest.mark.parametrize("architecture", sorted(set(ROWS) - set(ARCHITECTURES)))
+@pytest.mark.parametrize("architecture", OTHERS)
 def test_other_architectures_run(architecture: str, tmp_path: Path) -> None:
-    """Every row of the table: the graph loads, honours the contract, and its logits are finite."""
+    """The graph loads, honours the contract, and its logits are finite."""
     model = rounded_model(architecture, torch.float16)
     spec = spec_of(model, "float16")
     ir.save(quantized_graph("int4", model, spec), tmp_path / "m.onnx", external_data="m.data")

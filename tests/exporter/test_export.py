@@ -306,7 +306,7 @@ def test_bundle_for_tensorrt(models: dict[str, Path], tmp_path: Path, dtype: str
     assert not list(tmp_path.rglob("twin*"))
     full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
     assert full <= entry.weights_bytes <= full * 1.1
-    with pytest.raises(BackendError, match="no runtime for them yet"):
+    with pytest.raises(BackendError, match="not installed; pip install|no engines for tensorrt"):
         specrt.load(tmp_path / "bundle")
 
 
@@ -432,8 +432,8 @@ def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, P
         "context beyond the model's": {"max_seq_len": 100_000},
         "bf16 on the CPU": {"dtype": "bf16"},
         "fp32 with TensorRT": {"dtype": "fp32", "backend": "tensorrt-rtx"},
-        "int8 with TensorRT": {"quantize": "int8", "backend": "tensorrt-rtx"},
-        "int8 draft with TensorRT": {"draft": "self:int8", "backend": "tensorrt"},
+        "w8a8 with TensorRT": {"quantize": "w8a8", "backend": "tensorrt-rtx"},
+        "w8a8 draft with TensorRT": {"draft": "self:w8a8", "backend": "tensorrt"},
         "unknown backend": {"backend": "nothing"},
         "revision of a local path": {"revision": "main"},
     }
@@ -453,8 +453,8 @@ REFUSALS: dict[str, type[SpecrtError]] = {
     "context beyond the model's": UsageError,
     "bf16 on the CPU": UsageError,
     "fp32 with TensorRT": UsageError,
-    "int8 with TensorRT": UsageError,
-    "int8 draft with TensorRT": UsageError,
+    "w8a8 with TensorRT": UsageError,
+    "w8a8 draft with TensorRT": UsageError,
     "unknown backend": UsageError,
 }
 
