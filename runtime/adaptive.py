@@ -24,8 +24,10 @@ ASSUMED = {MODEL: 0.7, "ngram-8": 0.85, "ngram-4": 0.7, "ngram-3": 0.5, "ngram-2
 _LONG_MEMORY = 0.995  # of the acceptance that the next generation begins with
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that does not pay
 _UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
-_CATCH_UP_ROUNDS = 8  # over which the cost of filling a draft's cache is spread
 _WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
+_CATCH_UP_TOKENS = 16  # over which to catch up with so few is spread: a lookup may soon leave the draft behind again
+_EXPECTED_TOKENS = 128  # an answer is taken to have no more left, since most end before they must
+_PROBE_SHARE = 0.05  # of the time that is left: what a trial may take
 
 
 def ngram_source(size: int) -> str:
@@ -87,9 +89,10 @@ class AdaptiveDrafter:
         experience: Experience,
         min_width: int = 1,
         clock: Callable[[], float] = time.perf_counter,
+        end: int | None = None,
     ) -> None:
         self._ngram, self._model, self._experience, self._min_width = ngram, model, experience, min_width
-        self._clock = clock
+        self._clock, self._end = clock, end
         self._acceptance = {
             source: Acceptance(experience.k, known.rates()) for source, known in experience.acceptance.items()
         }
@@ -101,7 +104,7 @@ class AdaptiveDrafter:
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``specrt.runtime.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may pay."""
         if k == 0:
-            if self._model is not None and self._is_model_likely():
+            if self._model is not None and self._is_model_likely(self._model, committed):
                 self._model.propose(committed, 0)
             return []
         choice = self._choose(committed, k)
@@ -135,12 +138,18 @@ class AdaptiveDrafter:
             self._plain_rounds += 1
             self._acceptance[MODEL].fade(_UNUSED_MEMORY)
 
-    def _is_model_likely(self) -> bool:
+    def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model will be of use, as far as is known before the first round."""
         experience = self._experience
-        if not (experience.target.is_known and experience.draft.is_known):
+        if not (experience.target.is_known and experience.draft.is_known) or not model.can_propose(committed):
             return True
-        return self._best_of_model(experience.k, 1).rate > 1 / self._target_ms(0)
+        pending, left = model.num_pending(committed), self._num_left(committed)
+        return self._best_of_model(experience.k, pending, left).rate > 1 / self._target_ms(0)
+
+    def _num_left(self, committed: Sequence[int]) -> int:
+        """Tokens that the text is expected to have still."""
+        left = _EXPECTED_TOKENS if self._end is None else self._end - len(committed)
+        return max(1, min(left, _EXPECTED_TOKENS))
 
     def _draft(self, choice: _Choice, committed: Sequence[int]) -> list[int]:
         if choice.source is None:
@@ -177,12 +186,14 @@ class AdaptiveDrafter:
         choices = [_Choice(None, 0, 1 / self._target_ms(0))]
         if size:
             choices.append(self._best(ngram_source(size), k, lambda _: 0.0))
+        pending, left = model.num_pending(committed) if model is not None else 0, self._num_left(committed)
         if model is not None:
-            choices.append(self._best_of_model(k, model.num_pending(committed)))
+            choices.append(self._best_of_model(k, pending, left))
         best = max(choices, key=lambda choice: choice.rate)
         if best.source == MODEL:
             self._wait = _FIRST_PROBE
-        return self._probe(choices[-1]) if best.source is None and model is not None else best
+        may_probe = model is not None and draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
+        return self._probe(choices[-1]) if best.source is None and may_probe else best
 
     def _probe(self, model: _Choice) -> _Choice:
         """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""
@@ -191,12 +202,14 @@ class AdaptiveDrafter:
         self._wait = min(2 * self._wait, _LAST_PROBE)
         return model
 
-    def _best_of_model(self, k: int, pending: int) -> _Choice:
-        """The best K of the model, whose cache lacks ``pending`` tokens: to catch up serves the rounds after, too."""
+    def _best_of_model(self, k: int, pending: int, left: int) -> _Choice:
+        """The best K of the model, whose cache lacks ``pending`` tokens, over the ``left`` tokens to come."""
         draft = self._experience.draft
         further = draft.ms(1)
-        first = further + (draft.ms(pending) - further) / _CATCH_UP_ROUNDS
-        return self._best(MODEL, k, lambda n: first + (n - 1) * further)
+        best = self._best(MODEL, k, lambda n: n * further)
+        tokens = left if pending > _WIDEST_OBSERVED else min(left, _CATCH_UP_TOKENS)
+        catch_up_ms = max(0.0, draft.ms(pending) - further)
+        return _Choice(MODEL, best.k, tokens / (catch_up_ms + tokens / best.rate))
 
     def _best(self, source: str, k: int, draft_ms: Callable[[int], float]) -> _Choice:
         """The best K of at least 1. ``draft_ms`` of K is what drafting takes."""

@@ -146,7 +146,8 @@ class Runtime:
         if not settings.is_adaptive:
             return target, model or (NGramDrafter() if settings.draft == "ngram" else None)
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
-        return target, AdaptiveDrafter(ngram, model, self.experience, _min_width(settings))
+        end = min(len(prompt) + settings.max_new_tokens, self.manifest.target.spec.max_seq_len)
+        return target, AdaptiveDrafter(ngram, model, self.experience, _min_width(settings), end=end)
 
     def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target) -> ModelDrafter:
         if slot.draft is None:

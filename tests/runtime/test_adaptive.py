@@ -149,6 +149,36 @@ def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:
     assert machine.now > 0
 
 
+@pytest.mark.parametrize(("num_new", "is_fed"), [(8, False), (400, True)])
+def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(num_new: int, is_fed: bool) -> None:
+    """A draft that gains a little a token, and takes 500 tokens x 1 ms to begin with."""
+    draft_ms = {"1": 2.0, "64": 65.0, "512": 513.0}
+    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, draft_ms, {MODEL: [0.8]})
+    machine = Machine(0.05, 2.0)
+    prompt = list(range(1000, 1500))
+    model = cast(ModelDrafter, SimulatedModel(machine))
+    drafter = AdaptiveDrafter(None, model, experience, clock=machine.clock, end=len(prompt) + num_new)
+    drafter.propose(prompt[:-1], 0)
+    assert (machine.now > 0) == is_fed
+    assert bool(drafter.propose(prompt, K)) == is_fed
+
+
+def test_nothing_is_tried_that_takes_longer_than_it_could_teach() -> None:
+    """A model that does not pay and was left 2,000 tokens behind: to try it would cost what 200 plain rounds do."""
+    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "2000": 2000.0}, {MODEL: [0.2]})
+    machine = Machine(0.25, 9.0)
+    model = SimulatedModel(machine)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=2200)
+    tokens = list(range(1000, 3000))
+    drafter.propose(tokens[:-1], 0)
+    for _ in range(100):
+        assert drafter.propose(tokens, K) == []
+        machine.run_target(1)
+        tokens.append(len(tokens))
+        drafter.commit(len(tokens))
+    assert model.calls == []
+
+
 def test_no_pass_is_thought_narrower_than_it_is() -> None:
     """With ``min_width`` 2 a plain round costs what a pass of two costs."""
     machine = Machine(0.05, 1.0)
