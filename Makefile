@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help install test lint format types pytest demo demo-pair clean
+.PHONY: help install test test-slow lint format types pytest demo demo-pair clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -47,7 +47,10 @@ types: install  ## Check the types, strictly
 
 # Two files at a time, each on one thread of torch: threads of both would wait for each other.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-slow:  ## Run the tests that take minutes each, which 'make test' leaves out
+	@$(MAKE) --no-print-directory pytest ARGS="-m slow"
 
 demo: install  ## Export a small pair and generate with it
 	@$(BIN)/python -m specrt.tools.demo $(ARGS)

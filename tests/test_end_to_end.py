@@ -225,7 +225,7 @@ def test_a_self_draft_is_nearly_always_accepted_when_sampling(
     assert stats.draft_acceptance_rate > 0.97
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("quantize", ["int4", *(pytest.param(q, marks=pytest.mark.slow) for q in ("int8", "w8a8"))])
 def test_quantized_weights_answer_as_export_said_and_with_the_same_bits_over_widths(
     quantize: str, gguf: Path, tmp_path: Path
 ) -> None:
@@ -233,7 +233,7 @@ def test_quantized_weights_answer_as_export_said_and_with_the_same_bits_over_wid
     export(ExportOptions(str(gguf), tmp_path / "bundle", num_speculative_tokens=K, quantize=quantize))
     with specrt.load(tmp_path / "bundle") as runtime:
         parity = runtime.manifest.target.parity
-        assert parity.mean_kl < 0.05
+        assert parity.mean_kl < (0.2 if quantize == "w8a8" else 0.05)
         subject = Subject(tmp_path / "bundle", runtime, [[1, 2, 3]], 8, 1000)
         (reference,), (bits,) = check_reference(subject), check_bits(subject)
     assert bits.passed, bits.found

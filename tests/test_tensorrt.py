@@ -60,6 +60,7 @@ def test_engines_are_hardly_larger_than_the_weights(bundle: Path) -> None:
     assert check_build(bundle, manifest, record, record.builder_version, "8.9") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", sorted(QUANTIZED))
 def test_weights_in_integers(quantize: str, bundle: Path, tmp_path: Path) -> None:
     full = manifest_from_bundle(bundle).target

@@ -306,7 +306,7 @@ def test_bundle_for_tensorrt(models: dict[str, Path], tmp_path: Path, dtype: str
     assert not list(tmp_path.rglob("twin*"))
     full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
     assert full <= entry.weights_bytes <= full * 1.1
-    with pytest.raises(BackendError, match="not installed; pip install|no engines for tensorrt"):
+    with pytest.raises(BackendError, match=r"not installed; pip install|no engines for tensorrt"):
         specrt.load(tmp_path / "bundle")
 
 

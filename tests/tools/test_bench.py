@@ -58,6 +58,7 @@ def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU; no g++ found")
+@pytest.mark.slow
 def test_a_compiled_eager_gives_the_same_ids(tiny_bundle: Path) -> None:
     contenders = choose_contenders("eager-compiled,plain", manifest_from_bundle(tiny_bundle))
     bench = run_bench(tiny_bundle, contenders, PROMPTS, Settings(4, 1, max_new_tokens=12, repeats=1), MACHINE)

@@ -83,6 +83,7 @@ def llama_worker(bundle: Path, gguf: Path) -> Worker:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @needs_package
 def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bundle: Path, smollm2: Path) -> None:
