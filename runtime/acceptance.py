@@ -12,11 +12,13 @@ class Acceptance:
     """P(the draft's token i is accepted, given that those before it were), for i = 0 .. k - 1.
 
     ``prior`` are such probabilities, measured by ``specrt tune`` or assumed; the last one holds for positions beyond.
-    ``memory`` is what a round counts against the one after it: with 0.92, about the last dozen count.
+    ``memory`` is what a round counts against the one after it: with 0.92, about the last dozen count. ``weight`` is that
+    of the prior: with more it takes more rounds to move the estimates from it.
     """
 
-    def __init__(self, k: int, prior: Sequence[float], memory: float = 0.92) -> None:
+    def __init__(self, k: int, prior: Sequence[float], memory: float = 0.92, weight: float = 1.0) -> None:
         self._memory = memory
+        self._pooled_weight, self._prior_weight = weight * _POOLED_WEIGHT, weight * _PRIOR_WEIGHT
         self._prior = [*prior, *[prior[-1]] * k][:k]
         self._trials, self._hits = [0.0] * k, [0.0] * k
 
@@ -24,11 +26,11 @@ class Acceptance:
         """The estimates, [k]. Positions seldom reached lean on the others."""
         expected = sum(trials * prior for trials, prior in zip(self._trials, self._prior, strict=True))
         # How much better than its prior the draft does on this text, over all positions; 1 without rounds.
-        gain = (sum(self._hits) + _PRIOR_WEIGHT) / (expected + _PRIOR_WEIGHT)
+        gain = (sum(self._hits) + self._prior_weight) / (expected + self._prior_weight)
         rates = []
         for hits, trials, prior in zip(self._hits, self._trials, self._prior, strict=True):
             pooled = min(0.99, prior * gain)
-            rates.append((hits + _POOLED_WEIGHT * pooled) / (trials + _POOLED_WEIGHT))
+            rates.append((hits + self._pooled_weight * pooled) / (trials + self._pooled_weight))
         return rates
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:

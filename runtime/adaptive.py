@@ -22,6 +22,7 @@ NGRAM_LENGTHS = (8, 4, 3, 2, 1)
 # Acceptance by source where nothing was measured.
 ASSUMED = {MODEL: 0.7, "ngram-8": 0.85, "ngram-4": 0.7, "ngram-3": 0.5, "ngram-2": 0.4, "ngram-1": 0.2}
 _LONG_MEMORY = 0.995  # of the acceptance that the next generation begins with
+_LONG_WEIGHT = 8.0  # of its prior: one text, or one round of it, says little about the next text
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that does not pay
 _UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
 _WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
@@ -55,7 +56,7 @@ class Experience:
     ) -> Experience:
         """Experience of K up to ``k``: ``slopes`` of the ``Costs`` of target and draft, the rest as in a ``Tuning``."""
         priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
-        acceptance = {source: Acceptance(k, prior, _LONG_MEMORY) for source, prior in priors.items()}
+        acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
         target, draft = (
             Costs(slope, {int(width): ms for width, ms in (measured or {}).items()})
             for slope, measured in zip(slopes, (target_ms, draft_ms), strict=True)
@@ -137,6 +138,7 @@ class AdaptiveDrafter:
         else:
             self._plain_rounds += 1
             self._acceptance[MODEL].fade(_UNUSED_MEMORY)
+            self._experience.acceptance[MODEL].fade(_LONG_MEMORY)
 
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model will be of use, as far as is known before the first round."""

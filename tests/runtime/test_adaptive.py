@@ -163,6 +163,20 @@ def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(n
     assert bool(drafter.propose(prompt, K)) == is_fed
 
 
+def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> None:
+    """A warm-up of a few tokens was enough, where a draft must earn back its prefill: it was never asked again."""
+    draft_ms = {"1": 1.5, "64": 33.0, "512": 260.0}
+    target_ms = {str(width): 10.0 * (1 + 0.02 * (width - 1)) for width in range(1, K + 2)}
+    experience = Experience.of(K, (0.02, 0.02), target_ms, draft_ms, {MODEL: [0.75]})
+    machine = Machine(0.02, 1.5)
+    simulate(adaptive(machine, experience), machine, (0.0, 4))
+    model = SimulatedModel(machine)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=160)
+    drafter.propose(list(range(1000, 1100)), 0)
+    assert model.calls == [0]
+    assert drafter.propose(list(range(1000, 1101)), K)
+
+
 def test_nothing_is_tried_that_takes_longer_than_it_could_teach() -> None:
     """A model that does not pay and was left 2,000 tokens behind: to try it would cost what 200 plain rounds do."""
     experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "2000": 2000.0}, {MODEL: [0.2]})
