@@ -12,8 +12,8 @@ class Acceptance:
     """P(the draft's token i is accepted, given that those before it were), for i = 0 .. k - 1.
 
     ``prior`` are such probabilities, measured by ``specrt tune`` or assumed; the last one holds for positions beyond.
-    ``memory`` is what a round counts against the one after it: with 0.92, about the last dozen count. ``weight`` is that
-    of the prior: with more it takes more rounds to move the estimates from it.
+    ``memory`` is what a round counts against the one after it: with 0.92, about the last dozen count. ``weight`` is
+    the prior's: with more it takes more rounds to move the estimates from it.
     """
 
     def __init__(self, k: int, prior: Sequence[float], memory: float = 0.92, weight: float = 1.0) -> None:
