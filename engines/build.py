@@ -42,13 +42,21 @@ from specrt.engines.trt_library import library_of, load_library
 
 @dataclass(frozen=True)
 class _Job:
-    """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for."""
+    """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for.
+
+    ``weights`` is a file of the bundle too; heads have none.
+    """
 
     name: str
     graph: str
+    weights: str | None
     contract: Contract
     precision: str
     profiles: dict[str, Profile]
+
+    def sources(self, manifest: Manifest) -> dict[str, str]:
+        """SHA-256 of what the engine is made of, by file."""
+        return {name: entry.sha256 for name, entry in manifest.files.items() if name in (self.graph, self.weights)}
 
 
 def build(
@@ -106,13 +114,13 @@ def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
             continue
         contract = model_contract(entry.spec)
         profiles = profiles_of(contract, has_decode_profile)
-        jobs[role] = _Job(role, entry.graph, contract, entry.spec.dtype, profiles)
+        jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles)
         for name, graph in entry.heads.items():
             # A draft's chunk may be wider than the target's; a head serves both.
             width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
             contract = head_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
             stem = graph.removesuffix(".onnx")
-            heads.setdefault(stem, _Job(stem, graph, contract, "float32", profiles_of(contract)))
+            heads.setdefault(stem, _Job(stem, graph, None, contract, "float32", profiles_of(contract)))
     return [*jobs.values(), *heads.values()]
 
 
@@ -164,7 +172,7 @@ class _Builder:
         file = f"{job.name}.engine"
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(plan)
-        sources = {n: e.sha256 for n, e in manifest.files.items() if n in (job.graph, f"{job.graph}.data")}
+        sources = job.sources(manifest)
         digest = hashlib.sha256(plan).hexdigest()
         return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
 

@@ -61,6 +61,11 @@ class ModelEntry:
     quantization: str = "none"
 
     @property
+    def weights(self) -> str:
+        """The file that holds its weights. A draft of the target's layers lies beside the target's, and reads that."""
+        return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
+
+    @property
     def logits_tolerance(self) -> float:
         """How far logits may be from the torch model's, over the largest |logit|: rounding, or what export measured."""
         if self.quantization == "none":

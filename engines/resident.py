@@ -48,4 +48,5 @@ def resident_memory(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> t
 def _on_cpu(models: Sequence[ModelEntry]) -> tuple[int, int]:
     """(private, mapped). What a pass reads is copied once, into the layout of its kernel; the file stays mapped."""
     private = sum(model.bytes_per_pass * _WIDENED[model.spec.dtype] for model in models)
-    return private, sum(model.weights_bytes for model in models)
+    mapped = {model.weights: model.weights_bytes for model in reversed(models)}  # a draft may read the target's file
+    return private, sum(mapped.values())

@@ -25,6 +25,7 @@ from specrt.engines.progress import Progress, Silent
 from specrt.engines.seam import Array
 from specrt.engines.spec import STANDARD_DIALECT, model_contract
 from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
+from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.heads import write_heads
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
@@ -36,7 +37,6 @@ from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
-from specrt.exporter.skipping import choose_layers, keep_layers, restrict_head
 from specrt.exporter.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 

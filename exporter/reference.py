@@ -37,9 +37,9 @@ def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT)
     some positions, and these figures are kept. Raises ``ParityError``.
     """
     model.set_attn_implementation("eager")
-    logits = _forward(model, ids)
+    logits = whole_logits(model, ids)
     for _ in range(4):
-        previous, logits = logits, _forward(model, ids)
+        previous, logits = logits, whole_logits(model, ids)
         if not np.isfinite(logits).all():
             raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_WIDER[dialect]}")
         if np.array_equal(previous, logits):
@@ -47,7 +47,8 @@ def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT)
     raise ParityError("the torch model gives other logits at every pass, so nothing can be compared with it")
 
 
-def _forward(model: Any, ids: Array) -> Array:
+def whole_logits(model: Any, ids: Array) -> Array:
+    """Logits [N, V] f32 of one pass of the torch model over ``ids`` [N], without a cache."""
     with torch.no_grad():
         logits: Array = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
     return logits

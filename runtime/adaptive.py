@@ -80,7 +80,9 @@ class AdaptiveDrafter:
     """A ``Drafter`` that chooses among an n-gram lookup, a draft model and nothing, round by round.
 
     ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's; where
-    drafted ids come late, the draft's passes fall into it, and the device says how long they took.
+    drafted ids come late, the draft's passes fall into it, and the device says how long they took. ``end``
+    is the length at which the text ends at the latest: a draft model that was left behind must earn back within what
+    remains what it takes to catch up.
     """
 
     def __init__(
@@ -143,7 +145,9 @@ class AdaptiveDrafter:
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model will be of use, as far as is known before the first round."""
         experience = self._experience
-        if not (experience.target.is_known and experience.draft.is_known) or not model.can_propose(committed):
+        if not model.can_propose(committed):
+            return False
+        if not (experience.target.is_known and experience.draft.is_known):
             return True
         pending, left = model.num_pending(committed), self._num_left(committed)
         return self._best_of_model(experience.k, pending, left).rate > 1 / self._target_ms(0)
@@ -188,13 +192,14 @@ class AdaptiveDrafter:
         choices = [_Choice(None, 0, 1 / self._target_ms(0))]
         if size:
             choices.append(self._best(ngram_source(size), k, lambda _: 0.0))
-        pending, left = model.num_pending(committed) if model is not None else 0, self._num_left(committed)
+        may_probe = False
         if model is not None:
+            pending, left = model.num_pending(committed), self._num_left(committed)
             choices.append(self._best_of_model(k, pending, left))
+            may_probe = draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
         best = max(choices, key=lambda choice: choice.rate)
         if best.source == MODEL:
             self._wait = _FIRST_PROBE
-        may_probe = model is not None and draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
         return self._probe(choices[-1]) if best.source is None and may_probe else best
 
     def _probe(self, model: _Choice) -> _Choice:

@@ -193,7 +193,7 @@ class _Parts:
         if self._quantization.bits == 4:
             data, scales, zero_points = quantized_in_4_bits(weight, self._quantization, self.has_offsets)
         else:
-            data, scales, zero_points = quantized(weight.astype(np.float32).T, self._quantization)
+            data, scales, zero_points = quantized(np.asarray(weight.T, np.float32), self._quantization)
         self._small = (scales, zero_points)
         return data
 

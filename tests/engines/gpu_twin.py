@@ -43,7 +43,7 @@ def write_engines(bundle: Path, backend: str, version: str, has_decode_profile: 
         path = folder / f"{job.name}.engine"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(plan)
-        sources = {n: e.sha256 for n, e in manifest.files.items() if n in (job.graph, f"{job.graph}.data")}
+        sources = job.sources(manifest)
         digest = hashlib.sha256(plan).hexdigest()
         engines[job.name] = EngineEntry(f"{job.name}.engine", sources, job.precision, profiles, len(plan), digest, 0.0)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import specrt
+from specrt.engines.build import _jobs
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
+from specrt.engines.resident import resident_memory
+from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.skipping import choose_layers, keep_layers, restrict_head
 from tests.exporter.architectures import VOCAB_SIZE, tiny_model
 from tests.tiny import save_tiny_model
 
@@ -86,6 +88,10 @@ def test_a_draft_of_the_target_s_layers_takes_no_weights_of_its_own(quantize: st
     assert external and {str(tensor.location) for tensor in external} == {"model.onnx.data"}
     assert entry.bytes_per_pass < manifest.target.bytes_per_pass
     assert (tmp_path / "b" / "draft" / "reference.npz").is_file()
+    assert resident_memory(manifest)[0].mapped_bytes == manifest.target.weights_bytes, "one file, counted once"
+    jobs = {job.name: job for job in _jobs(manifest, has_decode_profile=False)}
+    weights = "target/model.onnx.data"
+    assert jobs["draft"].sources(manifest)[weights] == jobs["target"].sources(manifest)[weights]
     answers(tmp_path / "b", manifest)
 
 

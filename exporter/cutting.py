@@ -1,4 +1,4 @@
-"""A draft of some of the target's own layers: ``--draft skip:N``. Which ones, and how the others are taken out."""
+"""Drafts cut out of a model: some of its layers (``--draft skip:N``), or a head of few rows (``--draft-vocab N``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.seam import Array
-from specrt.exporter.reference import mean_kl
+from specrt.exporter.reference import mean_kl, whole_logits
 
 _NUM_RANKED = 32  # positions of the reference text that layers are ranked by
 
@@ -19,14 +19,14 @@ def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
 
     Raises ``UnsupportedModelError`` where the layers are not one list.
     """
-    layers = _layers_of(model)
+    layers = getattr(*_place_of_layers(model))
     ids = ids[:_NUM_RANKED]
-    whole = _logits(model, ids)
+    whole = whole_logits(model, ids)
     harm = []
     for index in range(len(layers)):
         skipped = layers[index].register_forward_hook(_pass_on, with_kwargs=True)
         try:
-            harm.append(mean_kl(whole, _logits(model, ids)))
+            harm.append(mean_kl(whole, whole_logits(model, ids)))
         finally:
             skipped.remove()
     most = sorted(range(len(layers)), key=lambda index: (-harm[index], index))[:num_kept]
@@ -42,32 +42,16 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
         for module in layers[index].modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = number
-    keep_in_config(model.config, kept)
-
-
-def keep_in_config(config: Any, kept: Sequence[int]) -> None:
-    """The same in a config: as many layers, of the kinds of those kept."""
-    text = config.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = [text.layer_types[index] for index in kept]
-    text.num_hidden_layers = len(kept)
+    config = model.config.get_text_config()
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in kept]
+    config.num_hidden_layers = len(kept)
 
 
 def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     """What a layer puts out that does nothing: its input."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-
-def _logits(model: Any, ids: Array) -> Array:
-    with torch.no_grad():
-        logits: Array = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
-    return logits
-
-
-def _layers_of(model: Any) -> Any:
-    parent, name = _place_of_layers(model)
-    return getattr(parent, name)
 
 
 def _place_of_layers(model: Any) -> tuple[Any, str]:

@@ -1,0 +1,209 @@
+"""A ``bundle.json`` that contradicts itself: each kind is refused in one line that says what and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specrt.engines.manifest import SCHEMA_VERSION
+from tests.engines.test_manifest import full_manifest, refusal, write
+
+
+def of_another_dialect(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["dialect"] = "standard"
+
+
+def of_an_unknown_dialect(data: dict[str, Any]) -> None:
+    data["backends"] = ["fake"]
+    data["target"]["spec"]["dialect"] = "klingon"
+
+
+def unknown_key(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["colour"] = "red"
+
+
+def missing_key(data: dict[str, Any]) -> None:
+    del data["tokenizer"]["file"]
+
+
+def mistyped_key(data: dict[str, Any]) -> None:
+    data["files"]["target/model.onnx"]["num_bytes"] = "10"
+
+
+def version_as_a_float(data: dict[str, Any]) -> None:
+    data["schema_version"] = float(SCHEMA_VERSION)
+
+
+def renamed_input(data: dict[str, Any]) -> None:
+    data["target"]["inputs"][0]["name"] = "tokens_in"
+
+
+def output_without_alias(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["outputs"][1]["alias"] = None
+
+
+def smaller_vocabulary(data: dict[str, Any]) -> None:
+    data["target"]["spec"]["vocab_size"] -= 1
+
+
+def unknown_draft_kind(data: dict[str, Any]) -> None:
+    data["draft"]["kind"] = "oracle"
+
+
+def draft_model_of_another_kind(data: dict[str, Any]) -> None:
+    data["draft"]["kind"] = "ngram"
+
+
+def no_draft_model(data: dict[str, Any]) -> None:
+    data["draft"]["model"] = None
+
+
+def no_drafted_tokens(data: dict[str, Any]) -> None:
+    data["num_speculative_tokens"] = 0
+
+
+def file_outside(data: dict[str, Any]) -> None:
+    data["files"]["target/../../secret"] = {"num_bytes": 1, "sha256": ""}
+
+
+def absolute_file(data: dict[str, Any]) -> None:
+    data["files"]["/secret"] = {"num_bytes": 1, "sha256": ""}
+
+
+def graph_outside(data: dict[str, Any]) -> None:
+    data["target"]["graph"] = "../model.onnx"
+
+
+def unlisted_reference(data: dict[str, Any]) -> None:
+    del data["files"]["draft/reference.npz"]
+
+
+def heads_of_the_bundle(data: dict[str, Any]) -> None:
+    data["heads"] = {"match": "heads/match.onnx"}
+
+
+def model_without_heads(data: dict[str, Any]) -> None:
+    del data["target"]["heads"]
+
+
+def missing_head(data: dict[str, Any]) -> None:
+    del data["target"]["heads"]["nucleus"]
+
+
+def missing_head_of_the_draft(data: dict[str, Any]) -> None:
+    del data["draft"]["model"]["heads"]["block"]
+
+
+def no_heads(data: dict[str, Any]) -> None:
+    data["target"]["heads"] = {}
+
+
+def heads_in_a_list(data: dict[str, Any]) -> None:
+    data["target"]["heads"] = ["heads/match.onnx"]
+
+
+def head_without_a_path(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["heads"]["token"] = None
+
+
+def unlisted_head(data: dict[str, Any]) -> None:
+    del data["files"]["heads/block.onnx"]
+
+
+def unlisted_head_of_the_draft(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["heads"]["match"] = "heads/mine.onnx"
+
+
+def unlisted_head_of_another_name(data: dict[str, Any]) -> None:
+    data["target"]["heads"]["guess"] = "heads/guess.onnx"
+
+
+def head_outside(data: dict[str, Any]) -> None:
+    data["target"]["heads"]["match"] = "../match.onnx"
+
+
+def without_generation_defaults(data: dict[str, Any]) -> None:
+    del data["generation_defaults"]
+
+
+def defaults_in_a_list(data: dict[str, Any]) -> None:
+    data["generation_defaults"] = [["temperature", 0.7]]
+
+
+def default_in_words(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["temperature"] = "0.7"
+
+
+def default_of_none(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["top_p"] = None
+
+
+def default_of_yes(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["top_k"] = True
+
+
+def nested_default(data: dict[str, Any]) -> None:
+    data["generation_defaults"]["min_p"] = {"value": 0.1}
+
+
+def unlisted_tokenizer(data: dict[str, Any]) -> None:
+    data["tokenizer"]["file"] = "tokenizer.json"
+
+
+def unlisted_chat_template(data: dict[str, Any]) -> None:
+    del data["files"]["tokenizer/chat.jinja"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (unknown_key, "Manifest.target.spec: unknown key 'colour'"),
+        (missing_key, "Manifest.tokenizer: key 'file' is missing"),
+        (mistyped_key, "Manifest.files.target/model.onnx.num_bytes: got str, expected int"),
+        (version_as_a_float, "Manifest.schema_version: got float, expected int"),
+        (of_another_dialect, "target/model.onnx: dialect 'standard' does not fit onnxruntime"),
+        (of_an_unknown_dialect, "target/model.onnx: dialect 'klingon' does not fit fake"),
+        (renamed_input, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (output_without_alias, "draft/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (smaller_vocabulary, "target/model.onnx: its inputs and outputs are not those that its spec implies"),
+        (unknown_draft_kind, "draft: kind 'oracle' and its model do not go together"),
+        (draft_model_of_another_kind, "draft: kind 'ngram' and its model do not go together"),
+        (no_draft_model, "draft: kind 'model' and its model do not go together"),
+        (no_drafted_tokens, "num_speculative_tokens: got 0, expected 1 or more"),
+        (file_outside, "files: 'target/../../secret' leads out of the bundle"),
+        (absolute_file, "files: '/secret' leads out of the bundle"),
+        (graph_outside, "files: '../model.onnx' is named by the bundle but not listed"),
+        (unlisted_reference, "files: 'draft/reference.npz' is named by the bundle but not listed"),
+        (heads_of_the_bundle, "Manifest: unknown key 'heads'"),
+        (model_without_heads, "Manifest.target: key 'heads' is missing"),
+        (missing_head, "target/model.onnx: its head 'nucleus' is missing"),
+        (missing_head_of_the_draft, "draft/model.onnx: its head 'block' is missing"),
+        (no_heads, "target/model.onnx: its head 'block' is missing"),
+        (heads_in_a_list, "Manifest.target.heads: got list, expected dict"),
+        (head_without_a_path, "Manifest.draft.model.heads.token: got NoneType, expected str"),
+        (unlisted_head, "files: 'heads/block.onnx' is named by the bundle but not listed"),
+        (unlisted_head_of_the_draft, "files: 'heads/mine.onnx' is named by the bundle but not listed"),
+        (unlisted_head_of_another_name, "files: 'heads/guess.onnx' is named by the bundle but not listed"),
+        (head_outside, "files: '../match.onnx' is named by the bundle but not listed"),
+        (without_generation_defaults, "Manifest: key 'generation_defaults' is missing"),
+        (defaults_in_a_list, "Manifest.generation_defaults: got list, expected dict"),
+        (default_in_words, "Manifest.generation_defaults.temperature: got str, expected float"),
+        (default_of_none, "Manifest.generation_defaults.top_p: got NoneType, expected float"),
+        (default_of_yes, "Manifest.generation_defaults.top_k: got bool, expected float"),
+        (nested_default, "Manifest.generation_defaults.min_p: got dict, expected float"),
+        (unlisted_tokenizer, "files: 'tokenizer.json' is named by the bundle but not listed"),
+        (unlisted_chat_template, "files: 'tokenizer/chat.jinja' is named by the bundle but not listed"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_manifest_that_contradicts_itself(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    data = json.loads(json.dumps(to_json(full_manifest())))
+    damage(data)
+    write(tmp_path, json.dumps(data))
+    assert refusal(tmp_path) == f"{tmp_path / MANIFEST_NAME}: {message}; export the bundle again"
