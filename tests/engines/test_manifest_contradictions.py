@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.manifest import SCHEMA_VERSION
+from specrt.engines.codec import to_json
+from specrt.engines.manifest import MANIFEST_NAME, SCHEMA_VERSION
 from tests.engines.test_manifest import full_manifest, refusal, write
 
 
