@@ -108,16 +108,14 @@ def measure(
         manifest = runtime.manifest
         passes, draft_ms = time_passes(runtime)
         slot = runtime.open_slot("none" if manifest.draft.kind == "ngram" else "model")
-        watch, seen = Watch(), set()
+        watch, most = Watch(), manifest.num_speculative_tokens
         for part in (slot.target, slot.draft):
             if part is not None:
                 _watch_all(part, watch)
         found = []
-        for k in (0, *sorted({1, 2, 4, manifest.num_speculative_tokens} & set(range(99)))):
-            if k <= manifest.num_speculative_tokens and k not in seen:
-                seen.add(k)
-                tell(f"K = {k}")
-                found.append(asdict(measure_way(runtime, slot, watch, k, num_tokens)))
+        for k in sorted(k for k in {0, 1, 2, 4, most} if k <= most):
+            tell(f"K = {k}")
+            found.append(asdict(measure_way(runtime, slot, watch, k, num_tokens)))
         slot.close()
         place = {"backend": runtime.backend, "device": runtime.device}
     return {**place, "ways": found, "target_pass_ms": passes, "draft_pass_ms": draft_ms}
