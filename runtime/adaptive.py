@@ -27,6 +27,7 @@ _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft 
 _UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
 _WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
 _CATCH_UP_TOKENS = 16  # over which to catch up with so few is spread: a lookup may soon leave the draft behind again
+_WORTH = 1.08  # times plain decoding: what a draft must promise to be fed a long text, since that is lost if it fails
 _EXPECTED_TOKENS = 128  # an answer is taken to have no more left, since most end before they must
 _PROBE_SHARE = 0.05  # of the time that is left: what a trial may take
 
@@ -150,7 +151,11 @@ class AdaptiveDrafter:
         if not (experience.target.is_known and experience.draft.is_known):
             return True
         pending, left = model.num_pending(committed), self._num_left(committed)
-        return self._best_of_model(experience.k, pending, left).rate > 1 / self._target_ms(0)
+        return self._best_of_model(experience.k, pending, left).rate > self._least_rate(pending)
+
+    def _least_rate(self, pending: int) -> float:
+        """What the draft model, whose cache lacks ``pending`` tokens, must promise: tokens a ms."""
+        return (_WORTH if pending > _WIDEST_OBSERVED else 1.0) / self._target_ms(0)
 
     def _num_left(self, committed: Sequence[int]) -> int:
         """Tokens that the text is expected to have still."""
@@ -189,18 +194,19 @@ class AdaptiveDrafter:
             return _PLAIN  # the first round of all: plain decoding is what everything is compared with
         if model is not None and not draft.is_known:
             return _Choice(MODEL, min(k, 4), 0.0)
-        choices = [_Choice(None, 0, 1 / self._target_ms(0))]
+        plain = _Choice(None, 0, 1 / self._target_ms(0))
+        best = plain
         if size:
-            choices.append(self._best(ngram_source(size), k, lambda _: 0.0))
-        may_probe = False
-        if model is not None:
-            pending, left = model.num_pending(committed), self._num_left(committed)
-            choices.append(self._best_of_model(k, pending, left))
-            may_probe = draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
-        best = max(choices, key=lambda choice: choice.rate)
-        if best.source == MODEL:
+            best = max(plain, self._best(ngram_source(size), k, lambda _: 0.0), key=lambda choice: choice.rate)
+        if model is None:
+            return best
+        pending, left = model.num_pending(committed), self._num_left(committed)
+        drafted = self._best_of_model(k, pending, left)
+        if drafted.rate > max(best.rate, self._least_rate(pending)):
             self._wait = _FIRST_PROBE
-        return self._probe(choices[-1]) if best.source is None and may_probe else best
+            return drafted
+        may_probe = draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
+        return self._probe(drafted) if best is plain and may_probe else best
 
     def _probe(self, model: _Choice) -> _Choice:
         """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""

@@ -29,6 +29,8 @@ def print_bench(bench: Bench) -> None:
     _print_scores(console, bench.scores)
     _print_drafting(console, bench.scores)
     _table(console, *categories_table(bench))
+    if decode := decode_table(bench):
+        _table(console, *decode)
     _print_passes(console, bench)
     for line in remarks(bench):
         console.print(f"- {line}", markup=False)
@@ -156,9 +158,28 @@ def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
             for row in scores
         ]
         rows.append([f"{category} ({counts[category]})", *cells])
+    if reference:
+        means = [row.mean_of_categories[reference[0]] if row.contender != reference[0] else None for row in scores]
+        rows.append(["mean of the categories", *("" if mean is None else with_interval(*mean) for mean in means)])
     against = f", and times {reference[0]} (95 %)" if reference else ""
     title = f"tokens/s by category{against}; in brackets the prompts, {_runs_text(bench)}"
     return title, ["category", *(row.contender for row in scores)], rows
+
+
+def decode_table(bench: Bench) -> tuple[str, list[str], list[list[str]]] | None:
+    """(title, headings, rows): times plain by category after the first token. None where nobody is compared with it."""
+    scores = [row for row in bench.scores if row.contender != "plain" and row.decode_by_category.get("plain")]
+    if not scores:
+        return None
+    categories = list(bench.scores[0].tokens_per_s_by_category)
+    found = [[row.decode_by_category["plain"].get(category) for row in scores] for category in categories]
+    rows = [
+        [category, *("-" if cell is None else with_interval(*cell) for cell in cells)]
+        for category, cells in zip(categories, found, strict=True)
+    ]
+    means = [with_interval(*row.decode_mean_of_categories["plain"]) for row in scores]
+    title = "decode alone, without the prompt and the first token: times plain (95 %)"
+    return title, ["category", *(row.contender for row in scores)], [*rows, ["mean of the categories", *means]]
 
 
 def _against(row: Score, references: Sequence[str], category: str) -> list[str]:

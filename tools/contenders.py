@@ -97,6 +97,11 @@ class Answer:
         return int(self.arrivals[0][1]) if self.arrivals else len(self.token_ids)
 
     @property
+    def after_first(self) -> Answer:
+        """What came after the first ids, and its time alone."""
+        return Answer(self.token_ids[self.num_first_tokens :], self.seconds - self.first_token_seconds)
+
+    @property
     def gaps_ms(self) -> list[float]:
         """Before each id but the first, the time since the one before it: 0 where they came together."""
         gaps: list[float] = []

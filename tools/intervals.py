@@ -4,11 +4,17 @@ Prompts are drawn again, and for each prompt drawn its runs; a run of one conten
 block stay together. A bootstrap of a few prompts is too narrow (two can give no more than their own two ratios), so its
 standard error, on a logarithmic scale, is widened as that of a mean is: by sqrt(n / (n - 1)) and Student's t with n - 1
 degrees of freedom, n the prompts. With two prompts t is 12.7: so little is known then.
+
+Of a group of few prompts (a category) little would ever be known from itself. Its prompts are taken to differ from each
+other as those of all groups do, each about its own group's ratio: one spread, with the degrees of freedom of all (the
+residual of a one-way analysis of variance). A group of ``OWN_SPREAD_PROMPTS`` or more keeps its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,27 +24,92 @@ from specrt.tools.contenders import Answer
 NUM_RESAMPLES = 2000
 NUM_RUN_RESAMPLES = 64
 LEAST_PROMPTS = 2
+OWN_SPREAD_PROMPTS = 5
 _T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # of 1, 2, ... degrees of freedom
 Interval = tuple[float, float]
 Runs = Sequence[Sequence[Answer]]  # by prompt and run
 
 
+@dataclass(frozen=True)
+class _Estimate:
+    """The log of a ratio over ``num`` prompts; ``variance`` is that of one prompt's (0 of a single one)."""
+
+    center: float
+    variance: float
+    num: int
+
+
 def interval(ours: Runs, theirs: Runs) -> Interval | None:
     """Of tokens per second of ``ours`` over those of ``theirs``; None for one prompt, and where one took no time."""
+    found = _estimate(ours, theirs)
+    return None if found is None or found.num < LEAST_PROMPTS else _own(found)
+
+
+def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> dict[str, Interval | None]:
+    """The same for each group of prompts, by index; None where neither a group nor the others tell a spread."""
+    estimates = _estimates(ours, theirs, groups)
+    spread, degrees = _pooled(estimates)
+    found: dict[str, Interval | None] = {}
+    for name, estimate in estimates.items():
+        if estimate is None or (estimate.num < OWN_SPREAD_PROMPTS and not degrees):
+            found[name] = None
+        elif estimate.num >= OWN_SPREAD_PROMPTS:
+            found[name] = _own(estimate)
+        else:
+            found[name] = _around(estimate.center, spread / estimate.num, degrees)
+    return found
+
+
+def mean_interval(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> tuple[float, Interval | None]:
+    """The mean of the groups' ratios, each counting the same, and its interval (the first-order law of errors)."""
+    estimates = [estimate for estimate in _estimates(ours, theirs, groups).values() if estimate is not None]
+    if not estimates:
+        return 0.0, None
+    ratios = np.exp([estimate.center for estimate in estimates])
+    spread, degrees = _pooled(dict(enumerate(estimates)))
+    mean = float(ratios.mean())
+    if not degrees:
+        return mean, None
+    variances = [(ratio * ratio) * spread / each.num for ratio, each in zip(ratios, estimates, strict=True)]
+    return mean, _around(float(np.log(mean)), float(sum(variances)) / (len(ratios) * mean) ** 2, degrees)
+
+
+def _estimates(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> dict[str, _Estimate | None]:
+    return {name: _estimate([ours[i] for i in which], [theirs[i] for i in which]) for name, which in groups.items()}
+
+
+def _estimate(ours: Runs, theirs: Runs) -> _Estimate | None:
     num = len(ours)
     tokens = np.array([[len(a[0].token_ids), len(b[0].token_ids)] for a, b in zip(ours, theirs, strict=True)])  # [P, 2]
-    if num < LEAST_PROMPTS or not tokens.sum(axis=0).all():
+    if not num or not tokens.sum(axis=0).all():
         return None
     draw = np.random.default_rng(0)
     seconds = np.stack([_medians(a, b, draw) for a, b in zip(ours, theirs, strict=True)])  # [P, T, 2]
     if not seconds.all():
         return None
-    center = _log_ratio(tokens[None], _seconds_of(ours, theirs)[None])[0]
+    center = float(_log_ratio(tokens[None], _seconds_of(ours, theirs)[None])[0])
+    if num < LEAST_PROMPTS:
+        return _Estimate(center, 0.0, num)
     prompts = draw.integers(num, size=(NUM_RESAMPLES, num))  # [R, P]
     which = draw.integers(NUM_RUN_RESAMPLES, size=prompts.shape)
     usable = tokens[prompts].sum(axis=1).all(axis=1)  # [R]: resamples in which both returned something
     drawn = _log_ratio(tokens[prompts][usable], seconds[prompts, which][usable])  # [R]
-    half = t975(num - 1) * float(np.sqrt(num / (num - 1)) * drawn.std())
+    return _Estimate(center, float(drawn.var()) * num * num / (num - 1), num)
+
+
+def _pooled(estimates: Mapping[Any, _Estimate | None]) -> tuple[float, int]:
+    """The variance of one prompt about its group's ratio, and its degrees of freedom."""
+    weights = [(each.num - 1, each.variance) for each in estimates.values() if each is not None]
+    degrees = sum(weight for weight, _ in weights)
+    return sum(weight * variance for weight, variance in weights) / max(1, degrees), degrees
+
+
+def _own(estimate: _Estimate) -> Interval:
+    return _around(estimate.center, estimate.variance / estimate.num, estimate.num - 1)
+
+
+def _around(center: float, variance: float, degrees: int) -> Interval:
+    half = t975(degrees) * float(np.sqrt(variance))
     return float(np.exp(center - half)), float(np.exp(center + half))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from specrt.tools.bench_tables import answers_text, categories_table, ratio_text, remarks
+from specrt.tools.bench_tables import answers_text, categories_table, decode_table, ratio_text, remarks
 from specrt.tools.bench_types import Bench
 from specrt.tools.charts import CHARTS, chart_svg, drafting, save_png
 
@@ -54,6 +54,7 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
             scores=rows,
             charts=[chart_svg(bench, name) for name in charts],
             categories=categories_table(bench),
+            decode=decode_table(bench),
             by_bucket=bench.scores[-1].ratio_by_bucket.get("plain", {}),
             prompts=[(entry.name, entry.bucket, entry.num_tokens) for entry in bench.prompts],
         )

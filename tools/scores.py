@@ -9,11 +9,12 @@ from statistics import median
 import numpy as np
 
 from specrt.tools.contenders import CONTENDERS, Answer
-from specrt.tools.intervals import Interval, interval
+from specrt.tools.intervals import Interval, group_intervals, interval, mean_interval
 from specrt.tools.prompts import Prompt, bucket_of
 
 REFERENCES = ("eager", "plain")
 Answers = Mapping[str, Sequence[Sequence[Answer]]]
+Comparison = tuple[float, Interval | None]  # a ratio of tokens per second, and its 95 % interval
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Score:
       tokens and the time up to them out.
     * ``ratio_to``: ``tokens_per_s`` over that of ``eager`` and of ``plain``, with a 95 % interval over prompts and
       runs (intervals.py; None for one prompt). With fewer tokens than others, ending early earns nothing.
+    * ``interval_by_category`` of a category with few prompts has the spread of all (intervals.py);
+      ``mean_of_categories`` is the mean ratio, each category counting the same, and its interval. ``decode_...`` are
+      the same after the first token, of the categories in which anything came after it.
     * ``first_token_ms``: median over the prompts; ``gap_ms``: p50 and p95 of the time between two tokens as they
       arrive, 0 for those that arrive together.
     * ``acceptance_by_position``: of the rounds that judged drafted token i, the share that accepted it;
@@ -56,6 +60,9 @@ class Score:
     tokens_per_s_by_category: dict[str, float]
     ratio_by_category: dict[str, dict[str, float]]
     interval_by_category: dict[str, dict[str, Interval | None]]
+    mean_of_categories: dict[str, Comparison]
+    decode_by_category: dict[str, dict[str, Comparison]]
+    decode_mean_of_categories: dict[str, Comparison]
     ratio_by_bucket: dict[str, dict[str, float]]
     first_token_ms: float
     gap_ms: dict[str, float]
@@ -106,6 +113,8 @@ def _score(name: str, answers: Answers, prompts: Sequence[Prompt], lengths: Sequ
     categories = _indices([prompt.category for prompt in prompts])
     buckets = _indices([bucket_of(length) for length in lengths])
     firsts = [answer for repeats in ours for answer in repeats]
+    decoding = {other: _after_first(repeated) for other, repeated in {name: ours, **references}.items()}
+    by_category = {other: _comparisons(decoding[name], decoding[other], categories) for other in references}
     gaps = [gap for answer in firsts for gap in answer.gaps_ms]
     rounds = [pair for answer in firsts for pair in answer.rounds]
     drafted, accepted = sum(d for d, _ in rounds), sum(a for _, a in rounds)
@@ -114,14 +123,17 @@ def _score(name: str, answers: Answers, prompts: Sequence[Prompt], lengths: Sequ
         completion_tokens=_num_tokens(ours),
         seconds=_seconds(ours),
         tokens_per_s=_tokens_per_s(ours),
-        decode_tokens_per_s=_decode_tokens_per_s(ours),
+        decode_tokens_per_s=_tokens_per_s(decoding[name]) or None,
         ratio_to={other: _ratio_of(ours, theirs) for other, theirs in references.items()},
         interval_of={other: interval(ours, theirs) for other, theirs in references.items()},
         tokens_per_s_by_category={c: _tokens_per_s(_pick(ours, i)) for c, i in categories.items()},
         ratio_by_category=_ratios(ours, references, categories),
-        interval_by_category={
-            other: {c: interval(_pick(ours, i), _pick(theirs, i)) for c, i in categories.items()}
-            for other, theirs in references.items()
+        interval_by_category={other: group_intervals(ours, theirs, categories) for other, theirs in references.items()},
+        mean_of_categories={other: mean_interval(ours, theirs, categories) for other, theirs in references.items()},
+        decode_by_category=by_category,
+        decode_mean_of_categories={
+            other: mean_interval(decoding[name], decoding[other], {c: categories[c] for c in by_category[other]})
+            for other in references
         },
         ratio_by_bucket=_ratios(ours, references, buckets),
         first_token_ms=median(_median_first(repeats) for repeats in ours) * 1e3,
@@ -182,6 +194,19 @@ def _ratios(
     }
 
 
+def _comparisons(
+    ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]], groups: Mapping[str, Sequence[int]]
+) -> dict[str, Comparison]:
+    """Of the groups in which both have a speed."""
+    intervals = group_intervals(ours, theirs, groups)
+    ratios = {name: _ratio_of(_pick(ours, i), _pick(theirs, i)) for name, i in groups.items()}
+    return {name: (ratio, intervals[name]) for name, ratio in ratios.items() if ratio}
+
+
+def _after_first(prompts: Sequence[Sequence[Answer]]) -> list[list[Answer]]:
+    return [[answer.after_first for answer in repeats] for repeats in prompts]
+
+
 def _acceptances(ours: Sequence[Sequence[Answer]], groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
     rates = {}
     for name, indices in groups.items():
@@ -212,12 +237,6 @@ def _seconds(prompts: Sequence[Sequence[Answer]]) -> float:
 
 def _tokens_per_s(prompts: Sequence[Sequence[Answer]]) -> float:
     return _ratio(_num_tokens(prompts), _seconds(prompts))
-
-
-def _decode_tokens_per_s(prompts: Sequence[Sequence[Answer]]) -> float | None:
-    tokens = _num_tokens(prompts) - sum(repeats[0].num_first_tokens for repeats in prompts)
-    seconds = sum(median(answer.seconds - answer.first_token_seconds for answer in repeats) for repeats in prompts)
-    return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def _ratio_of(ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]]) -> float:

@@ -151,8 +151,8 @@ def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:
 
 @pytest.mark.parametrize(("num_new", "is_fed"), [(8, False), (400, True)])
 def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(num_new: int, is_fed: bool) -> None:
-    """A draft that gains a little a token, and takes 500 tokens x 1 ms to begin with."""
-    draft_ms = {"1": 2.0, "64": 65.0, "512": 513.0}
+    """A draft that gains a little a token, and takes 500 tokens x 0.7 ms to begin with."""
+    draft_ms = {"1": 2.0, "64": 46.0, "512": 360.0}
     experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, draft_ms, {MODEL: [0.8]})
     machine = Machine(0.05, 2.0)
     prompt = list(range(1000, 1500))
@@ -161,6 +161,18 @@ def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(n
     drafter.propose(prompt[:-1], 0)
     assert (machine.now > 0) == is_fed
     assert bool(drafter.propose(prompt, K)) == is_fed
+
+
+@pytest.mark.parametrize(("rate", "is_fed"), [(0.80, False), (0.95, True)])
+def test_a_long_prompt_is_not_fed_for_a_gain_within_the_error_of_the_estimates(rate: float, is_fed: bool) -> None:
+    """An int4 target whose second row is free and whose third is not: K = 1 promises 1.04 times plain decoding."""
+    target_ms = {str(width): 10.0 + 5.0 * max(0, width - 2) for width in range(1, K + 2)}
+    experience = Experience.of(K, (0.05, 0.05), target_ms, {"1": 7.0, "64": 20.0, "512": 60.0}, {MODEL: [rate]})
+    machine = Machine(0.05, 7.0)
+    model = SimulatedModel(machine)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=500)
+    drafter.propose(list(range(1000, 1100)), 0)
+    assert bool(model.calls) == is_fed
 
 
 def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> None:

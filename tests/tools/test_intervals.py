@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specrt.tools.contenders import Answer
-from specrt.tools.intervals import interval, t975
+from specrt.tools.intervals import group_intervals, interval, mean_interval, t975
 
 
 def runs(*seconds: float, tokens: int = 10) -> list[Answer]:
@@ -85,6 +85,47 @@ def test_of_a_hundred_intervals_ninety_five_hold_the_truth(num: int) -> None:
         assert found is not None
         held += found[0] <= 1.3 <= found[1]
     assert 0.90 < held / 300 < 0.99
+
+
+def groups_of(num: int, each: int) -> dict[str, list[int]]:
+    return {str(group): [group * each + i for i in range(each)] for group in range(num)}
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_small_groups_share_their_spread(each: int) -> None:
+    """12 groups about ratios of their own, spread 0.2 within; one of 4 lends those of one prompt a spread."""
+    draw = np.random.default_rng(each)
+    groups = {**groups_of(12, each), "more": [12 * each + i for i in range(4)]}
+    truths = {name: 1 + 0.2 * number for number, name in enumerate(groups)}
+    held, trials = 0, 40
+    mean_held = 0
+    for _ in range(trials):
+        ratios = [truths[name] * math.exp(draw.normal(0, 0.2)) for name, which in groups.items() for _ in which]
+        ours, theirs = [runs(1 / ratio) for ratio in ratios], [runs(1.0)] * len(ratios)
+        for name, found in group_intervals(ours, theirs, groups).items():
+            assert found is not None
+            held += found[0] <= truths[name] <= found[1]
+        mean, found = mean_interval(ours, theirs, groups)
+        assert found is not None and found[0] < mean < found[1]
+        mean_held += found[0] <= sum(truths.values()) / len(truths) <= found[1]
+    assert 0.90 < held / (trials * len(groups)) < 0.985
+    assert mean_held >= 0.85 * trials
+
+
+def test_a_group_of_many_keeps_its_own_spread() -> None:
+    """Six prompts that agree are not made doubtful by two others that do not."""
+    ours = [*(runs(0.5) for _ in range(6)), runs(0.3), runs(1.5)]
+    groups = {"steady": list(range(6)), "wild": [6, 7]}
+    found = group_intervals(ours, [runs(1.0)] * 8, groups)
+    assert found["steady"] == pytest.approx((2.0, 2.0))
+    assert found["wild"] is not None and found["wild"][0] < 1 < found["wild"][1]
+
+
+def test_without_any_spread_groups_have_no_interval() -> None:
+    groups = groups_of(2, 1)
+    ours, theirs = [runs(0.5), runs(0.25)], [runs(1.0)] * 2
+    assert group_intervals(ours, theirs, groups) == {"0": None, "1": None}
+    assert mean_interval(ours, theirs, groups) == (pytest.approx(3.0), None)
 
 
 def test_students_t() -> None:

@@ -41,6 +41,16 @@ def test_decoding_leaves_out_the_first_tokens_and_their_time() -> None:
     assert row.decode_tokens_per_s == pytest.approx((2 + 1) / (1.5 + 0.5))
 
 
+def test_decoding_is_compared_by_category_too() -> None:
+    """chat: 3 tokens after the first in 2 s against 1 s; math has one token, so nothing comes after it."""
+    plain = [[answer([1, 2, 3, 4], 3.0, 1.0)], [answer([5], 1.0, 1.0)]]
+    model = [[answer([1, 2, 3, 4], 2.0, 1.0)], [answer([5], 1.0, 1.0)]]
+    row = scores(plain=plain, model=model)["model"]
+    assert row.decode_by_category == {"plain": {"chat": (pytest.approx(2.0), None)}}
+    assert row.decode_mean_of_categories == {"plain": (pytest.approx(2.0), None)}
+    assert row.ratio_by_category["plain"]["chat"] == pytest.approx(1.5)
+
+
 def test_one_token_has_no_decoding_speed() -> None:
     assert scores(eager=[[answer([1], 1.0, 1.0)], [answer([2], 1.0, 1.0)]])["eager"].decode_tokens_per_s is None
 
@@ -129,25 +139,36 @@ def test_phases_are_of_a_round() -> None:
 
 def test_every_category_below_plain_is_named_with_what_is_known_of_it() -> None:
     """0.98 too, which a threshold once left out; what is shown as 1.00 is not below it."""
-    prompts = [Prompt(name, "", number=n) for name in ("lost", "unsure", "one", "even", "won") for n in (1, 2)]
-    del prompts[5]
-    seconds = [1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    slower = [1.25, 2.5, 0.9, 1.3, 1.02, 1.003, 1.003, 0.5, 0.5]
-    answers = {
-        "plain": [[answer([1] * 10, s)] for s in seconds],
-        "ngram": [[answer([1] * 10, s)] for s in slower],
+    slower = {
+        "lost": [1.25] * 5,
+        "unsure": [0.9, 1.3, 0.95, 1.2, 1.1],
+        "one": [1.02],
+        "even": [1.003] * 5,
+        "won": [0.5] * 5,
     }
-    row = score(answers, prompts, [1] * 9)[1]
+    prompts = [Prompt(name, "", number=n) for name, seconds in slower.items() for n, _ in enumerate(seconds)]
+    answers = {
+        "plain": [[answer([1] * 10, 1.0)]] * len(prompts),
+        "ngram": [[answer([1] * 10, s)] for seconds in slower.values() for s in seconds],
+    }
+    row = score(answers, prompts, [1] * len(prompts))[1]
     found = row.slower_categories
     assert list(found) == ["lost", "unsure", "one"]
     assert found["lost"][0] == pytest.approx(0.8) and found["lost"][1] == pytest.approx((0.8, 0.8))
-    assert found["one"][0] == pytest.approx(1 / 1.02) and found["one"][1] is None
-    ratio, interval = found["unsure"]
-    assert interval is not None and ratio < 1 < interval[1]
+    for name in ("unsure", "one"):  # the single prompt of one has the spread of all
+        ratio, interval = found[name]
+        assert interval is not None and interval[0] < ratio < 1 < interval[1]
     line = _against_plain(row)
     assert "it loses in lost 0.80x (0.80 to 0.80);" in line
-    assert "below 1.00, but not distinguishable from it, in unsure 0.91x (" in line
-    assert line.endswith("one 0.98x (one prompt)")
+    assert "below 1.00, but not distinguishable from it, in unsure 0.92x (" in line and ", one 0.98x (" in line
+
+
+def test_of_single_prompts_no_spread_is_known() -> None:
+    plain = [[answer([1] * 10, 1.0)]] * 2
+    row = score({"plain": plain, "x": [[answer([1] * 10, 1.25)]] * 2}, PROMPTS, [1, 1])[1]
+    assert set(row.interval_by_category["plain"].values()) == {None}
+    assert row.mean_of_categories["plain"] == (pytest.approx(0.8), None)
+    assert "chat 0.80x (one prompt), math 0.80x (one prompt)" in _against_plain(row)
 
 
 def test_who_wins_is_said_by_the_whole_interval() -> None:
