@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from specrt.engines import heads, oracle
-from specrt.engines.seam import Array, HostBinding, allocate, check_shared
+from specrt.engines.seam import Array, HostBinding, SlotEngine, allocate, check_shared
 from specrt.engines.spec import (
     INPUT_IDS,
     LOGITS,
@@ -62,20 +62,16 @@ class _Binding(HostBinding):
         if self._is_open:
             self._is_open = False
             self.host = MappingProxyType({})
-            self._owner.open_slots.discard(self._slot)
+            self._owner.close_slot(self._slot)
 
 
-class _Engine:
+class _Engine(SlotEngine[_Binding]):
     def __init__(self, contract: Contract) -> None:
+        super().__init__()
         self.contract = contract
-        self.open_slots: set[int] = set()
 
-    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> _Binding:
-        if slot in self.open_slots:
-            raise ValueError(f"slot {slot} is open already")
-        binding = _Binding(self, slot, shared or {})
-        self.open_slots.add(slot)
-        return binding
+    def _bind_slot(self, slot: int, shared: Mapping[str, Array]) -> _Binding:
+        return _Binding(self, slot, shared)
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         raise NotImplementedError

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.errors import BackendError, BundleError
-from specrt.engines.seam import Array, HostBinding, allocate, check_shared
+from specrt.engines.seam import Array, HostBinding, SlotEngine, allocate, check_shared
 from specrt.engines.spec import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
 
 try:
@@ -69,7 +69,7 @@ def check_graph(session: Any, contract: Contract, graph: Path) -> None:
                 )
 
 
-class OrtEngine:
+class OrtEngine(SlotEngine["OrtBinding"]):
     """A graph and its weights in an ONNX Runtime session.
 
     ``prepack=False`` reads the weights from the mapped file instead of copying them into the kernels' layout: half the
@@ -79,6 +79,7 @@ class OrtEngine:
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int, prepack: bool = True) -> None:
+        super().__init__()
         self.contract = contract
         try:
             self.session = ort.InferenceSession(
@@ -90,18 +91,9 @@ class OrtEngine:
                 f"{graph}: onnxruntime {ort.__version__} cannot load it ({reason}); export it again"
             ) from error
         check_graph(self.session, contract, graph)
-        self._open_slots: set[int] = set()
 
-    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> OrtBinding:
-        """See ``specrt.engines.seam.Engine.open``."""
-        if slot in self._open_slots:
-            raise ValueError(f"slot {slot} is open already")
-        binding = OrtBinding(self, slot, shared or {})
-        self._open_slots.add(slot)
-        return binding
-
-    def _close(self, slot: int) -> None:
-        self._open_slots.discard(slot)
+    def _bind_slot(self, slot: int, shared: Mapping[str, Array]) -> OrtBinding:
+        return OrtBinding(self, slot, shared)
 
 
 class OrtBinding(HostBinding):
@@ -152,4 +144,4 @@ class OrtBinding(HostBinding):
             self._session = None
             self._bound.clear()
             self._buffers.clear()
-            self._engine._close(self._slot)
+            self._engine.close_slot(self._slot)

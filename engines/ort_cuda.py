@@ -18,7 +18,7 @@ from specrt.engines.bound import DeviceBinding
 from specrt.engines.device import open_device
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.ort import OrtBinding, check_graph, session_options
-from specrt.engines.seam import Array
+from specrt.engines.seam import Array, SlotEngine
 from specrt.engines.spec import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -26,7 +26,7 @@ _INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
 _HALF = ("float16", "bfloat16")
 
 
-class OrtCudaEngine:
+class OrtCudaEngine(SlotEngine["OrtCudaBinding"]):
     """A graph and its weights on the GPU.
 
     Raises ``BackendError`` where the provider is missing or not in force, or the bundle's dtype has no kernels there;
@@ -34,6 +34,7 @@ class OrtCudaEngine:
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
+        super().__init__()
         self.contract, self.device = contract, open_device()
         _check_dtype(graph, contract)
         if _CUDA not in ort.get_available_providers():
@@ -54,7 +55,6 @@ class OrtCudaEngine:
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        self._open_slots: set[int] = set()
 
     def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
         """A session without nodes on the CPU; where that cannot be, one with some, and the reason."""
@@ -78,17 +78,8 @@ class OrtCudaEngine:
         providers: list[Any] = [(_CUDA, settings)]
         return ort.InferenceSession(str(graph), options, providers=providers if strict else [*providers, _CPU])
 
-    def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> OrtCudaBinding:
-        """See ``specrt.engines.seam.Engine.open``."""
-        if slot in self._open_slots:
-            raise ValueError(f"slot {slot} is open already")
-        binding = OrtCudaBinding(self, slot, shared or {})
-        self._open_slots.add(slot)
-        return binding
-
-    def close_slot(self, slot: int) -> None:
-        """``slot`` may be opened again."""
-        self._open_slots.discard(slot)
+    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> OrtCudaBinding:
+        return OrtCudaBinding(self, slot, shared)
 
 
 def _check_dtype(graph: Path, contract: Contract) -> None:

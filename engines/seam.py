@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,31 @@ class Engine(Protocol):
         that does not fit the contract.
         """
         ...
+
+
+AnyBinding = TypeVar("AnyBinding", bound=Binding)
+
+
+class SlotEngine(Generic[AnyBinding]):
+    """The part of an engine that knows which of its slots are open. Engines give ``_bind_slot``."""
+
+    def __init__(self) -> None:
+        self.open_slots: set[int] = set()
+
+    def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> AnyBinding:
+        """See ``Engine.open``."""
+        if slot in self.open_slots:
+            raise ValueError(f"slot {slot} is open already")
+        binding = self._bind_slot(slot, shared or {})
+        self.open_slots.add(slot)
+        return binding
+
+    def close_slot(self, slot: int) -> None:
+        """Its binding was closed: ``slot`` may be opened again."""
+        self.open_slots.discard(slot)
+
+    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> AnyBinding:
+        raise NotImplementedError
 
 
 class HostBinding:

@@ -27,6 +27,7 @@ from specrt.engines.record import (
     record_from_bundle,
 )
 from specrt.engines.runtime_cache import RuntimeCache
+from specrt.engines.seam import SlotEngine
 from specrt.engines.spec import ROWS, WIDTH, Contract
 from specrt.engines.trt_library import DTYPES, deserialize, load_library
 from specrt.engines.trt_pass import Pass, must
@@ -91,17 +92,17 @@ def open_build(bundle: Path, backend: str) -> TrtBuild:
     return build
 
 
-class TrtEngine:
+class TrtEngine(SlotEngine["TrtBinding"]):
     """An engine and its weights. Raises ``BundleError`` when it does not have the tensors of ``contract``."""
 
     def __init__(self, build: TrtBuild, graph: Path, contract: Contract) -> None:
+        super().__init__()
         self.build, self.contract = build, contract
         self.entry = build.entry_of(graph)
         self.name = str(build.folder / self.entry.file)
         self._check_widths()
         self._engine = build.deserialize(self.entry)
         self._check_contract()
-        self._open_slots: set[int] = set()
 
     def _check_widths(self) -> None:
         for dim in (WIDTH, ROWS):
@@ -138,13 +139,8 @@ class TrtEngine:
                 f"{len(self.entry.profiles)}; {self.build.mend}"
             )
 
-    def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> TrtBinding:
-        """See ``specrt.engines.seam.Engine.open``."""
-        if slot in self._open_slots:
-            raise ValueError(f"slot {slot} is open already")
-        binding = TrtBinding(self, slot, shared or {})
-        self._open_slots.add(slot)
-        return binding
+    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> TrtBinding:
+        return TrtBinding(self, slot, shared)
 
     def profile_for(self, width: int, rows: int) -> int:
         """The number of the narrowest profile that such a pass fits."""
@@ -192,7 +188,7 @@ class TrtEngine:
 
     def close_slot(self, slot: int) -> None:
         """``slot`` may be opened again; what was compiled for it is kept on disk."""
-        self._open_slots.discard(slot)
+        super().close_slot(slot)
         self.build.cache.save()
 
 
