@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
 from specrt.runtime.text import TextCodec
 from specrt.tools.bench_types import Bench, PromptEntry, Settings
 from specrt.tools.bench_work import Work
@@ -136,6 +136,16 @@ def _entries(manifest: Manifest) -> dict[str, Any]:
 def described(manifest: Manifest) -> str:
     """The pair in a few words."""
     target, draft = manifest.target, manifest.draft.model
-    draft_name = Path(draft.source).name if draft is not None else manifest.draft.kind
-    quantized = "" if target.quantization == "none" else f" {target.quantization}"
-    return f"{Path(target.source).name} ({target.spec.dtype}{quantized}), draft {draft_name}"
+    if draft is None:
+        name = "itself" if manifest.draft.kind == "self" else manifest.draft.kind
+    elif manifest.draft.shares_kv:
+        name = f"itself ({_precision(draft)}, on the target's KV)"
+    elif draft.source == target.source:
+        name = f"{len(draft.spec.kv_layers)} of its {len(target.spec.kv_layers)} layers ({_precision(draft)})"
+    else:
+        name = f"{Path(draft.source).name} ({_precision(draft)})"
+    return f"{Path(target.source).name} ({_precision(target)}), draft {name}"
+
+
+def _precision(entry: ModelEntry) -> str:
+    return entry.spec.dtype if entry.quantization == "none" else f"{entry.spec.dtype}, {entry.quantization}"

@@ -1,11 +1,13 @@
 """``python -m specrt.tools.readme_table BENCH.json --write README.md``: its table, from ``specrt bench --json``.
 
-It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``; without ``--write`` it is printed.
+It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``, or those of another ``--mark``; without
+``--write`` it is printed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import click
 from specrt.engines.errors import UsageError
 from specrt.tools.progress import one_line
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+MARK = "bench"
 
 
 def table_of(bench: dict[str, Any]) -> str:
@@ -44,32 +46,37 @@ def table_of(bench: dict[str, Any]) -> str:
         ]
         lines.append(f"| {row['contender']} | " + " | ".join(cells) + " |")
     for row in scores:
-        if row["draft_acceptance_rate"] is not None and (ratios_by := row["ratio_by_category"].get("plain")):
-            ordered = sorted(ratios_by.items(), key=lambda item: -item[1])
-            lines += [
-                "",
-                f"{row['contender']}, times plain: "
-                + ", ".join(f"{name} {value:.2f}" for name, value in ordered)
-                + ".",
-            ]
+        if row["draft_acceptance_rate"] is not None and (by_kind := row["ratio_by_category"].get("plain")):
+            ordered = sorted(by_kind.items(), key=lambda item: -item[1])
+            kinds = ", ".join(f"{name} {value:.2f}" for name, value in ordered)
+            lines += ["", f"{row['contender']}, times plain: {_mean(row)}{kinds}."]
     return "\n".join(lines)
 
 
 def _ratio(row: dict[str, Any], name: str) -> str:
     if name not in row["ratio_to"]:
         return ""
-    interval = row["interval_of"][name]
-    shown = f"{row['ratio_to'][name]:.2f}"
-    return (
-        shown if interval is None or row["contender"] == name else f"{shown} ({interval[0]:.2f} to {interval[1]:.2f})"
-    )
+    return _shown(row["ratio_to"][name], None if row["contender"] == name else row["interval_of"][name])
+
+
+def _mean(row: dict[str, Any]) -> str:
+    """The mean of the kinds, which the files of older benches lack."""
+    if "plain" not in row.get("mean_of_categories", {}):
+        return ""
+    whole, alone = (_shown(*row[key]["plain"]) for key in ("mean_of_categories", "decode_mean_of_categories"))
+    return f"{whole} as the mean of the kinds, {alone} in decode; by kind "
+
+
+def _shown(ratio: float, interval: Sequence[float] | None) -> str:
+    return f"{ratio:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 @click.command()
 @click.argument("bench", type=click.Path(path_type=Path))
 @click.option("--write", "document", type=click.Path(path_type=Path), help="Replace the table in this document.")
+@click.option("--mark", default=MARK, show_default=True, help="The word in the two lines around it.")
 @one_line()
-def main(bench: Path, document: Path | None) -> None:
+def main(bench: Path, document: Path | None, mark: str) -> None:
     """Print the table of BENCH, a file that 'specrt bench --json' wrote, or put it into a document."""
     try:
         table = table_of(json.loads(bench.read_text(encoding="utf-8")))
@@ -79,11 +86,12 @@ def main(bench: Path, document: Path | None) -> None:
         click.echo(table)
         return
     text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise UsageError(f"{document}: the lines {BEGIN} and {END} are missing; put them where the table shall stand")
-    document.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+        raise UsageError(f"{document}: the lines {first} and {last} are missing; put them where the table shall stand")
+    document.write_text(f"{before}{first}\n{table}\n{last}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

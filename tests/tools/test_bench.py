@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.bench import run_bench
+from specrt.engines.manifest import DraftEntry, manifest_from_bundle
+from specrt.tools.bench import described, run_bench
 from specrt.tools.bench_tables import remarks
 from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.bench_work import tokens_within
@@ -39,6 +40,22 @@ def test_every_contender_gives_the_ids_of_transformers(tiny_bundle: Path, names:
     assert all(0 < row.first_token_ms < row.seconds * 1e3 for row in bench.scores)
     stored = json.loads(json.dumps(bench.as_dict()))
     assert stored["scores"][0]["contender"] == "eager"
+
+
+def test_the_pair_is_named_with_its_weights(tiny_bundle: Path) -> None:
+    manifest = manifest_from_bundle(tiny_bundle)
+    target = replace(manifest.target, source="/models/big.gguf", quantization="int8")
+    small = replace(target, source="/models/small", quantization="int4")
+    cut = replace(target, quantization="none", spec=replace(target.spec, kv_layers=target.spec.kv_layers[:1]))
+    drafts = {
+        "ngram": DraftEntry("ngram", None),
+        "itself": DraftEntry("self", None),
+        "itself (float32, int4, on the target's KV)": DraftEntry("model", small, shares_kv=True),
+        "small (float32, int4)": DraftEntry("model", small),
+        "1 of its 2 layers (float32)": DraftEntry("model", cut),
+    }
+    for name, draft in drafts.items():
+        assert described(replace(manifest, target=target, draft=draft)) == f"big.gguf (float32, int8), draft {name}"
 
 
 def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -60,6 +60,27 @@ def test_the_table_is_put_into_a_document(stored: Path, tmp_path: Path) -> None:
     assert "old" not in text and text.count("| ngram |") == 1
 
 
+def test_two_tables_have_marks_of_their_own(stored: Path, tmp_path: Path) -> None:
+    document = tmp_path / "R.md"
+    document.write_text("<!-- bench -->\nold\n<!-- /bench -->\n<!-- bench of a pair -->\n<!-- /bench of a pair -->\n")
+    assert CliRunner().invoke(main, [str(stored), "--write", str(document), "--mark", "bench of a pair"]).exit_code == 0
+    text = document.read_text()
+    assert "old" in text and text.count("| ngram |") == 1
+
+
+def test_the_mean_of_the_kinds_is_told_where_the_bench_has_it(stored: Path) -> None:
+    bench = json.loads(stored.read_text())
+    bench["scores"][1] |= {
+        "mean_of_categories": {"plain": [1.5, [1.2, 1.8]]},
+        "decode_mean_of_categories": {"plain": [2.0, None]},
+    }
+    stored.write_text(json.dumps(bench))
+    lines = CliRunner().invoke(main, [str(stored)]).output.splitlines()
+    assert lines[-1] == (
+        "ngram, times plain: 1.50 (1.20 to 1.80) as the mean of the kinds, 2.00 in decode; by kind chat 1.50."
+    )
+
+
 def test_what_is_no_bench_or_no_place_is_refused(stored: Path, tmp_path: Path) -> None:
     document = tmp_path / "R.md"
     document.write_text("nothing\n")
