@@ -47,7 +47,7 @@ types: install  ## Check the types, strictly
 
 # Two files at a time, each on one thread of torch: threads of both would wait for each other.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 test-slow:  ## Run the tests that take minutes each, which 'make test' leaves out
 	@$(MAKE) --no-print-directory pytest ARGS="-m slow"
