@@ -14,6 +14,7 @@ from pathlib import Path
 
 from specrt.engines.errors import BundleError
 from specrt.engines.manifest import FileEntry, Manifest
+from specrt.engines.progress import Progress, Silent
 
 CHUNK_BYTES = 1 << 22
 MEND = "copy the bundle again or export it again"
@@ -34,19 +35,39 @@ def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: Non
     return digest.hexdigest()
 
 
-def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False) -> None:
-    """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged."""
+def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress | None = None) -> None:
+    """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged.
+
+    ``progress`` is told of the hashing in bytes, if there is any.
+    """
+    progress = progress or Silent()
     for name, entry in manifest.files.items():
         _check_size(bundle / name, name, entry)
     ledger = _Ledger(cache_dir() / "verified.json")
-    for name, entry in manifest.files.items():
-        path = (bundle / name).resolve()
-        if always_hash or not ledger.knows(path, entry):
-            digest = sha256_of(path)
-            if digest != entry.sha256:
-                raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {MEND}")
-            ledger.add(path, entry)
+    unknown = _unknown(bundle, manifest, ledger, always_hash)
+    if unknown:
+        total = sum(entry.num_bytes for _, entry in unknown)
+        progress.step(f"hashing {total / 1e9:.1f} GB", total)
+    for path, entry in unknown:
+        digest = sha256_of(path, progress.advance)
+        if digest != entry.sha256:
+            raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {MEND}")
+        ledger.add(path, entry)
     ledger.save()
+
+
+def bytes_to_hash(bundle: Path, manifest: Manifest, always_hash: bool = False) -> int:
+    """What ``check_files`` would read. Raises ``BundleError`` for a file that is missing."""
+    for name, entry in manifest.files.items():
+        _check_size(bundle / name, name, entry)
+    ledger = _Ledger(cache_dir() / "verified.json")
+    return sum(entry.num_bytes for _, entry in _unknown(bundle, manifest, ledger, always_hash))
+
+
+def _unknown(bundle: Path, manifest: Manifest, ledger: _Ledger, always_hash: bool) -> list[tuple[Path, FileEntry]]:
+    """The files that were not hashed yet as they are now, or all."""
+    entries = [((bundle / name).resolve(), entry) for name, entry in manifest.files.items()]
+    return [(path, entry) for path, entry in entries if always_hash or not ledger.knows(path, entry)]
 
 
 def _check_size(path: Path, name: str, entry: FileEntry) -> None:

@@ -17,6 +17,7 @@ import specrt
 from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.tools.alignment import Positions, Tally, compare_rows
+from specrt.tools.hashing import checked_manifest
 from specrt.tools.passes import time_passes
 from specrt.tools.prompts import Prompt, encode_prompts
 
@@ -67,6 +68,7 @@ def align(
     advance: Callable[[str], None] = lambda step: None,
 ) -> Alignment:
     """Measure the bundle's draft on ``prompts``. Raises ``UsageError``."""
+    checked_manifest(bundle)
     with specrt.load(bundle, threads=threads) as runtime:
         manifest = runtime.manifest
         draft, k = manifest.draft.kind, manifest.num_speculative_tokens

@@ -10,12 +10,12 @@ import click
 
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
-from specrt.engines.integrity import check_files
-from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.manifest import Manifest
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
 from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.contenders import Contender, choose_contenders, needed_bytes, processes
+from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine, notes
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import PER_CATEGORY, Prompt, bench_prompts, prompts_from_file
@@ -49,8 +49,7 @@ def run_command(
 ) -> None:
     """Run, print, write. Raises ``SpecrtError``."""
     _check_files(json_file, html_file, resume)
-    manifest = manifest_from_bundle(bundle)
-    check_files(bundle, manifest)
+    manifest = checked_manifest(bundle)
     contenders = lineup_of(baseline, manifest)
     given = {"target": source, "draft": draft_source, "gguf": None if gguf is None else str(gguf)}
     sources = {role: name for role, name in given.items() if name is not None}

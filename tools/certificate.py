@@ -19,6 +19,7 @@ from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
+from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import encode_own_or_ours
@@ -82,6 +83,7 @@ def certify(
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     _check_writable(output)
     started = time.perf_counter()
+    checked_manifest(bundle)
     with specrt.load(bundle, **(place or {})) as runtime:
         manifest = runtime.manifest
         ids = encode_own_or_ours(prompts, bundle, manifest, max_new_tokens + 8, NUM_PROMPTS)

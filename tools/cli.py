@@ -82,9 +82,11 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options:
     place = place_of(options)
     import specrt
     from specrt.tools.figures import print_stats
+    from specrt.tools.hashing import checked_manifest
     from specrt.tools.machine import peak_bytes
 
     started = time.perf_counter()
+    checked_manifest(bundle)
     with specrt.load(bundle, **place) as runtime:
         load_s = time.perf_counter() - started
         stream = runtime.stream(prompt, **options_from_command(options))
@@ -115,7 +117,9 @@ def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> Non
     place = place_of(options)
     import specrt
     from specrt.tools.chat import Chat
+    from specrt.tools.hashing import checked_manifest
 
+    checked_manifest(bundle)
     with specrt.load(bundle, **place) as runtime:
         Chat(runtime, options_from_command(options), system, verbose).run()
 
@@ -170,13 +174,11 @@ def tune(bundle: Path, as_json: bool, **options: Any) -> None:
 @click.option("--check", is_flag=True, help="Hash every file again; do engines fit this machine?")
 def inspect(bundle: Path, as_json: bool, check: bool) -> None:
     """Show what BUNDLE holds: roles, the I/O table, widths, bytes of weights and KV."""
-    from specrt.engines.integrity import check_files
-    from specrt.engines.manifest import manifest_from_bundle
     from specrt.tools.builds import builds_of, print_builds
     from specrt.tools.figures import inspection, print_inspection
+    from specrt.tools.hashing import checked_manifest
 
-    manifest = manifest_from_bundle(bundle)
-    check_files(bundle, manifest, always_hash=check)
+    manifest = checked_manifest(bundle, always_hash=check)
     builds = builds_of(bundle, manifest, check)
     if as_json:
         click.echo(json.dumps(inspection(manifest, builds)))

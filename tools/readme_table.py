@@ -71,6 +71,11 @@ def _shown(ratio: float, interval: Sequence[float] | None) -> str:
     return f"{ratio:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
+def lines_around(mark: str) -> tuple[str, str]:
+    """Between which a table stands in a document."""
+    return f"<!-- {mark} -->", f"<!-- /{mark} -->"
+
+
 @click.command()
 @click.argument("bench", type=click.Path(path_type=Path))
 @click.option("--write", "document", type=click.Path(path_type=Path), help="Replace the table in this document.")
@@ -86,7 +91,7 @@ def main(bench: Path, document: Path | None, mark: str) -> None:
         click.echo(table)
         return
     text = document.read_text(encoding="utf-8")
-    first, last = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    first, last = lines_around(mark)
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
     if not begin or not end:

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
-from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.acceptance import expected_tokens
 from specrt.runtime.adaptive import ASSUMED, MODEL, NGRAM_LENGTHS, ngram_source
 from specrt.runtime.drafters import Drafter, NGramDrafter
@@ -27,6 +26,7 @@ from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.tuning import Tuning, fingerprint, tuning_path, write_tuning
+from specrt.tools.hashing import checked_manifest
 from specrt.tools.lookups import look_up
 from specrt.tools.passes import time_draft, time_target
 from specrt.tools.progress import shown_steps
@@ -88,7 +88,7 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
     path = tuning_path(bundle)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{path}: the tuning cannot be written there; copy the bundle to a folder of your own")
-    encoded = encode_own_or_ours(prompts, bundle, manifest_from_bundle(bundle), max_new_tokens)
+    encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
     with Runtime(bundle, threads=threads) as runtime:
         with shown_steps(2 + len(encoded)) as advance:
             advance("passes of the target")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +14,7 @@ import pytest
 
 from specrt.engines import integrity
 from specrt.engines.errors import BundleError
-from specrt.engines.integrity import CHUNK_BYTES, cache_dir, check_files, sha256_of
+from specrt.engines.integrity import CHUNK_BYTES, bytes_to_hash, cache_dir, check_files, sha256_of
 from specrt.engines.manifest import FileEntry, Manifest
 
 CONTENTS = {"target/model.onnx": b"graph" * 100, "target/weights.data": bytes(range(256)), "heads/match.onnx": b""}
@@ -52,9 +53,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were hashed, in order."""
     names: list[str] = []
 
-    def spy(path: Path) -> str:
+    def spy(path: Path, advance: Callable[[int], None]) -> str:
         names.append(path.name)
-        return sha256_of(path)
+        return sha256_of(path, advance)
 
     monkeypatch.setattr(integrity, "sha256_of", spy)
     return names
@@ -128,6 +129,33 @@ def test_a_file_is_hashed_once_and_then_remembered(bundle: Bundle, hashed: list[
     assert hashed == ["model.onnx", "weights.data", "match.onnx"]
     bundle.check()
     assert len(hashed) == 3
+
+
+class Told:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, int | None]] = []
+        self.amount = 0
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self.steps.append((name, total))
+
+    def advance(self, amount: int) -> None:
+        self.amount += amount
+
+    def note(self, line: str) -> None:
+        raise AssertionError(line)
+
+
+def test_hashing_tells_its_bytes_before_and_while_it_reads_them(bundle: Bundle) -> None:
+    total = sum(map(len, CONTENTS.values()))
+    for always_hash, expected in ((False, total), (False, 0), (True, total)):
+        told = Told()
+        assert bytes_to_hash(bundle.path, bundle.manifest, always_hash) == expected
+        check_files(bundle.path, bundle.manifest, always_hash, told)
+        assert told.steps == ([("hashing 0.0 GB", total)] if expected else [])
+        assert told.amount == expected
 
 
 def test_only_a_touched_file_is_hashed_again(bundle: Bundle, hashed: list[str]) -> None:

@@ -42,14 +42,15 @@ def test_the_readme_table_comes_out_of_a_bench(tiny_bundle: Path, tmp_path: Path
     """From the command's own file into a document with the README's marks, whose text is otherwise kept."""
     stored, document = run_bench_command(tiny_bundle, tmp_path, "plain"), tmp_path / "R.md"
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert (readme.count(readme_table.BEGIN), readme.count(readme_table.END)) == (1, 1)
+    begin, end = readme_table.lines_around(readme_table.MARK)
+    assert (readme.count(begin), readme.count(end)) == (1, 1)
     document.write_text(readme, encoding="utf-8")
     run = CliRunner().invoke(readme_table.main, [str(stored), "--write", str(document)])
     assert run.exit_code == 0, run.output
     bench = json.loads(stored.read_text())
-    before, _, rest = document.read_text(encoding="utf-8").partition(readme_table.BEGIN)
-    table, _, after = rest.partition(readme_table.END)
-    assert before == readme.partition(readme_table.BEGIN)[0] and after == readme.partition(readme_table.END)[2]
+    before, _, rest = document.read_text(encoding="utf-8").partition(begin)
+    table, _, after = rest.partition(end)
+    assert before == readme.partition(begin)[0] and after == readme.partition(end)[2]
     for row in bench["scores"]:
         assert f"| {row['contender']} | {row['tokens_per_s']:.1f} |" in table
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table

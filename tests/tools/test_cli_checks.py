@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from specrt.runtime.predictor import Target
-from specrt.tools import identity
+from specrt.tools import hashing, identity
 from tests.tools.commands import invoke, one_error_line
 
 
@@ -57,6 +57,12 @@ def test_inspect_prints_tables_or_one_object(tiny_bundle: Path) -> None:
     data = json.loads(invoke("inspect", tiny_bundle, "--json", "--check").stdout)
     assert (data["num_speculative_tokens"], data["draft"]["kind"]) == (4, "self")
     assert data["derived"]["target"]["kv_bytes_per_sequence"] > 0
+
+
+def test_what_takes_long_to_hash_is_shown(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "LONG_BYTES", 0)
+    result = invoke("inspect", tiny_bundle, "--json", "--check")
+    assert result.stderr.startswith("hashing 0.0 GB: ") and json.loads(result.stdout)["draft"]["kind"] == "self"
 
 
 def test_identity_finds_every_way_equal(tiny_bundle: Path, tmp_path: Path) -> None:
