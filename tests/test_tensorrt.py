@@ -17,7 +17,7 @@ from specrt.exporter.options import ExportOptions
 from specrt.tools.fetch import fetch
 from tests.exporter.passes_on_ort import Passes
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 K = 5
 PAST = (0, 1, 5, 100)
@@ -60,7 +60,6 @@ def test_engines_are_hardly_larger_than_the_weights(bundle: Path) -> None:
     assert check_build(bundle, manifest, record, record.builder_version, "8.9") == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantize", sorted(QUANTIZED))
 def test_weights_in_integers(quantize: str, bundle: Path, tmp_path: Path) -> None:
     full = manifest_from_bundle(bundle).target

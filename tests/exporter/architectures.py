@@ -58,7 +58,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma2": ("Gemma2Config", {"head_dim": 16, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0}),
-    "gemma3": ("Gemma3TextConfig", {"head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 6}),
+    "gemma3": (  # in the two layers, one of each kind
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
     "granite": (
         "GraniteConfig",
         {

@@ -54,8 +54,8 @@ def test_refused_in_one_line_before_weights(case: str) -> None:
 def test_observed_facts() -> None:
     observation = observe(tiny_config("gemma3"))
     windows = [site.window for site in observation.sites]
-    assert windows == [WINDOW] * 5 + [None]
-    assert observation.kv_layers == (KVLayer(2, 16),) * 6
+    assert windows == [WINDOW, None]
+    assert observation.kv_layers == (KVLayer(2, 16),) * 2
     assert observation.sites[0].scale == pytest.approx(256**-0.5)
     gemma2 = observe(tiny_config("gemma2"))
     assert [site.softcap for site in gemma2.sites] == [5.0, 5.0]
