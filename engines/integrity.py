@@ -17,6 +17,7 @@ from specrt.engines.manifest import FileEntry, Manifest
 from specrt.engines.progress import Progress, Silent
 
 CHUNK_BYTES = 1 << 22
+LONG_BYTES = 1 << 28  # what takes half a second and more to hash is told
 MEND = "copy the bundle again or export it again"
 
 
@@ -38,15 +39,16 @@ def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: Non
 def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress | None = None) -> None:
     """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged.
 
-    ``progress`` is told of the hashing in bytes, if there is any.
+    ``progress`` is told of the hashing in bytes, where that takes long.
     """
     progress = progress or Silent()
     for name, entry in manifest.files.items():
         _check_size(bundle / name, name, entry)
     ledger = _Ledger(cache_dir() / "verified.json")
-    unknown = _unknown(bundle, manifest, ledger, always_hash)
-    if unknown:
-        total = sum(entry.num_bytes for _, entry in unknown)
+    entries = [((bundle / name).resolve(), entry) for name, entry in manifest.files.items()]
+    unknown = [(path, entry) for path, entry in entries if always_hash or not ledger.knows(path, entry)]
+    total = sum(entry.num_bytes for _, entry in unknown)
+    if total >= LONG_BYTES:
         progress.step(f"hashing {total / 1e9:.1f} GB", total)
     for path, entry in unknown:
         digest = sha256_of(path, progress.advance)
@@ -54,20 +56,6 @@ def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, pro
             raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {MEND}")
         ledger.add(path, entry)
     ledger.save()
-
-
-def bytes_to_hash(bundle: Path, manifest: Manifest, always_hash: bool = False) -> int:
-    """What ``check_files`` would read. Raises ``BundleError`` for a file that is missing."""
-    for name, entry in manifest.files.items():
-        _check_size(bundle / name, name, entry)
-    ledger = _Ledger(cache_dir() / "verified.json")
-    return sum(entry.num_bytes for _, entry in _unknown(bundle, manifest, ledger, always_hash))
-
-
-def _unknown(bundle: Path, manifest: Manifest, ledger: _Ledger, always_hash: bool) -> list[tuple[Path, FileEntry]]:
-    """The files that were not hashed yet as they are now, or all."""
-    entries = [((bundle / name).resolve(), entry) for name, entry in manifest.files.items()]
-    return [(path, entry) for path, entry in entries if always_hash or not ledger.knows(path, entry)]
 
 
 def _check_size(path: Path, name: str, entry: FileEntry) -> None:

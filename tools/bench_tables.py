@@ -105,9 +105,9 @@ def ratio_text(row: Score, reference: str) -> str:
     return with_interval(row.ratio_to[reference], row.interval_of[reference] if row.contender != reference else None)
 
 
-def with_interval(ratio: float, interval: Sequence[float] | None) -> str:
+def with_interval(ratio: float, interval: Sequence[float] | None, unit: str = "x") -> str:
     """``1.50x (1.32 to 1.71)``."""
-    return f"{ratio:.2f}x" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+    return f"{ratio:.2f}{unit}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specrt.engines.integrity import bytes_to_hash, check_files
+from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-
-LONG_BYTES = 1 << 28  # what takes half a second and more is shown
+from specrt.tools.progress import shown_progress
 
 
 def checked_manifest(bundle: Path, always_hash: bool = False) -> Manifest:
     """The manifest of a bundle that is whole (``specrt.engines.integrity.check_files``). Raises ``BundleError``."""
     manifest = manifest_from_bundle(bundle)
-    if bytes_to_hash(bundle, manifest, always_hash) < LONG_BYTES:
-        check_files(bundle, manifest, always_hash)
-        return manifest
-    from specrt.tools.progress import shown_progress
-
     with shown_progress() as progress:
         check_files(bundle, manifest, always_hash, progress)
     return manifest

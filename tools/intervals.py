@@ -12,9 +12,8 @@ residual of a one-way analysis of variance). A group of ``OWN_SPREAD_PROMPTS`` o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def interval(ours: Runs, theirs: Runs) -> Interval | None:
 def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> dict[str, Interval | None]:
     """The same for each group of prompts, by index; None where neither a group nor the others tell a spread."""
     estimates = _estimates(ours, theirs, groups)
-    spread, degrees = _pooled(estimates)
+    spread, degrees = _pooled(estimates.values())
     found: dict[str, Interval | None] = {}
     for name, estimate in estimates.items():
         if estimate is None or (estimate.num < OWN_SPREAD_PROMPTS and not degrees):
@@ -61,12 +60,15 @@ def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]
 
 
 def mean_interval(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> tuple[float, Interval | None]:
-    """The mean of the groups' ratios, each counting the same, and its interval (the first-order law of errors)."""
+    """The mean of the groups' ratios, each counting the same, and its interval.
+
+    By the first-order law of errors, from the spread of all prompts about their groups.
+    """
     estimates = [estimate for estimate in _estimates(ours, theirs, groups).values() if estimate is not None]
     if not estimates:
         return 0.0, None
     ratios = np.exp([estimate.center for estimate in estimates])
-    spread, degrees = _pooled(dict(enumerate(estimates)))
+    spread, degrees = _pooled(estimates)
     mean = float(ratios.mean())
     if not degrees:
         return mean, None
@@ -97,9 +99,9 @@ def _estimate(ours: Runs, theirs: Runs) -> _Estimate | None:
     return _Estimate(center, float(drawn.var()) * num * num / (num - 1), num)
 
 
-def _pooled(estimates: Mapping[Any, _Estimate | None]) -> tuple[float, int]:
+def _pooled(estimates: Iterable[_Estimate | None]) -> tuple[float, int]:
     """The variance of one prompt about its group's ratio, and its degrees of freedom."""
-    weights = [(each.num - 1, each.variance) for each in estimates.values() if each is not None]
+    weights = [(each.num - 1, each.variance) for each in estimates if each is not None]
     degrees = sum(weight for weight, _ in weights)
     return sum(weight * variance for weight, variance in weights) / max(1, degrees), degrees
 

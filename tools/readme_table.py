@@ -7,13 +7,13 @@ It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``, or those
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specrt.engines.errors import UsageError
+from specrt.tools.bench_tables import with_interval
 from specrt.tools.progress import one_line
 
 MARK = "bench"
@@ -56,19 +56,17 @@ def table_of(bench: dict[str, Any]) -> str:
 def _ratio(row: dict[str, Any], name: str) -> str:
     if name not in row["ratio_to"]:
         return ""
-    return _shown(row["ratio_to"][name], None if row["contender"] == name else row["interval_of"][name])
+    return with_interval(row["ratio_to"][name], None if row["contender"] == name else row["interval_of"][name], unit="")
 
 
 def _mean(row: dict[str, Any]) -> str:
     """The mean of the kinds, which the files of older benches lack."""
     if "plain" not in row.get("mean_of_categories", {}):
         return ""
-    whole, alone = (_shown(*row[key]["plain"]) for key in ("mean_of_categories", "decode_mean_of_categories"))
+    whole, alone = (
+        with_interval(*row[key]["plain"], unit="") for key in ("mean_of_categories", "decode_mean_of_categories")
+    )
     return f"{whole} as the mean of the kinds, {alone} in decode; by kind "
-
-
-def _shown(ratio: float, interval: Sequence[float] | None) -> str:
-    return f"{ratio:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
 def lines_around(mark: str) -> tuple[str, str]:

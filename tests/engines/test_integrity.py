@@ -14,7 +14,7 @@ import pytest
 
 from specrt.engines import integrity
 from specrt.engines.errors import BundleError
-from specrt.engines.integrity import CHUNK_BYTES, bytes_to_hash, cache_dir, check_files, sha256_of
+from specrt.engines.integrity import CHUNK_BYTES, cache_dir, check_files, sha256_of
 from specrt.engines.manifest import FileEntry, Manifest
 
 CONTENTS = {"target/model.onnx": b"graph" * 100, "target/weights.data": bytes(range(256)), "heads/match.onnx": b""}
@@ -148,14 +148,20 @@ class Told:
         raise AssertionError(line)
 
 
-def test_hashing_tells_its_bytes_before_and_while_it_reads_them(bundle: Bundle) -> None:
+def test_long_hashing_tells_its_bytes_before_and_while_it_reads_them(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     total = sum(map(len, CONTENTS.values()))
-    for always_hash, expected in ((False, total), (False, 0), (True, total)):
+    for least, always_hash, expected in ((total, False, total), (total, False, 0), (total, True, total)):
         told = Told()
-        assert bytes_to_hash(bundle.path, bundle.manifest, always_hash) == expected
+        monkeypatch.setattr(integrity, "LONG_BYTES", least)
         check_files(bundle.path, bundle.manifest, always_hash, told)
         assert told.steps == ([("hashing 0.0 GB", total)] if expected else [])
         assert told.amount == expected
+    monkeypatch.setattr(integrity, "LONG_BYTES", total + 1)
+    told = Told()
+    check_files(bundle.path, bundle.manifest, True, told)
+    assert told.steps == []
 
 
 def test_only_a_touched_file_is_hashed_again(bundle: Bundle, hashed: list[str]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from specrt.engines import integrity
 from specrt.runtime.predictor import Target
-from specrt.tools import hashing, identity
+from specrt.tools import identity
 from tests.tools.commands import invoke, one_error_line
 
 
@@ -60,7 +61,7 @@ def test_inspect_prints_tables_or_one_object(tiny_bundle: Path) -> None:
 
 
 def test_what_takes_long_to_hash_is_shown(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "LONG_BYTES", 0)
+    monkeypatch.setattr(integrity, "LONG_BYTES", 1)
     result = invoke("inspect", tiny_bundle, "--json", "--check")
     assert result.stderr.startswith("hashing 0.0 GB: ") and json.loads(result.stdout)["draft"]["kind"] == "self"
 
