@@ -63,9 +63,8 @@ def _mean(row: dict[str, Any]) -> str:
     """The mean of the kinds, which the files of older benches lack."""
     if "plain" not in row.get("mean_of_categories", {}):
         return ""
-    whole, alone = (
-        with_interval(*row[key]["plain"], unit="") for key in ("mean_of_categories", "decode_mean_of_categories")
-    )
+    means = [row[key]["plain"] for key in ("mean_of_categories", "decode_mean_of_categories")]
+    whole, alone = (with_interval(ratio, interval, unit="") for ratio, interval in means)
     return f"{whole} as the mean of the kinds, {alone} in decode; by kind "
 
 

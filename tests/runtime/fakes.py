@@ -248,3 +248,21 @@ def pair_of(
     engine = engine_of(target, vocab_size=vocab_size)
     drafting = engine if draft is None else engine_of(draft, vocab_size=draft_vocab_size or vocab_size)
     return Pair(engine, drafting, load)
+
+
+Table = Callable[[Sequence[int]], int]
+
+
+def plain(next_token: Table, prompt: Sequence[int], limits: Limits) -> tuple[list[int], str]:
+    """PLAIN: the new ids and the finish reason."""
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + limits.max_new_tokens, limits.max_seq_len):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in limits.ending_ids:
+            return tokens[len(prompt) :], "stop"
+    return tokens[len(prompt) :], "length"
+
+
+def continuation(next_token: Table, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+    """The prompt and ``count`` tokens after it."""
+    return [*prompt, *plain(next_token, prompt, limits_of(0, count))[0]]

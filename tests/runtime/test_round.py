@@ -1,12 +1,11 @@
 """The round on the fake engine: the output is the target's own whatever is drafted, and every count is exact.
 
 The fake's next token is a hash of its cache, so a wrong position, a lost row or a bad rollback shows in the output.
-PLAIN is the loop that a reader would write by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -28,33 +27,17 @@ from tests.runtime.fakes import (
     Engine,
     Run,
     Script,
+    Table,
+    continuation,
     engine_of,
     figures,
     hashed,
     limits_of,
     open_draft,
     open_target,
+    plain,
     run,
-    slot_of,
 )
-
-Table = Callable[[Sequence[int]], int]
-
-
-def plain(next_token: Table, prompt: Sequence[int], limits: Limits) -> tuple[list[int], str]:
-    """PLAIN: the new ids and the finish reason."""
-    tokens = list(prompt)
-    while len(tokens) < min(len(prompt) + limits.max_new_tokens, limits.max_seq_len):
-        tokens.append(next_token(tokens))
-        if tokens[-1] in limits.ending_ids:
-            return tokens[len(prompt) :], "stop"
-    return tokens[len(prompt) :], "length"
-
-
-def continuation(next_token: Table, count: int, prompt: Sequence[int] = PROMPT) -> list[int]:
-    """The prompt and ``count`` tokens after it."""
-    return [*prompt, *plain(next_token, prompt, limits_of(0, count))[0]]
-
 
 # --- acceptance ----------------------------------------------------------------------------------------------------
 
@@ -174,178 +157,6 @@ def test_drafts_shorter_than_k_are_judged_as_they_are() -> None:
     assert figures(done.stats) == (5, 5, 5, 5, [2, 2, 0, 1])
 
 
-# --- where it ends -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("max_new_tokens", "calls"),
-    [
-        (0, []),
-        (1, []),
-        (2, []),  # the prefill gives one, the target the other
-        (3, [0, 1]),
-        (4, [0, 2]),
-        (5, [0, 3]),
-        (6, [0, 3]),
-        (7, [0, 3, 1]),
-        (8, [0, 3, 2]),
-        (9, [0, 3, 3]),
-        (10, [0, 3, 3]),
-    ],
-)
-def test_what_is_left_bounds_the_draft_and_one_token_needs_none(max_new_tokens: int, calls: list[int]) -> None:
-    """K = 3, everything accepted: the k of each call to the drafter, 0 being the prefill."""
-    tokens = continuation(hashed(7), 10)
-    script = Script(tokens, 9)
-    done = run(open_target(engine_of(hashed(7))), script, limits_of(3, max_new_tokens))
-    assert script.calls == calls
-    assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
-    assert done.stats.finish_reason == "length"
-
-
-@pytest.mark.parametrize("k", ALL_K)
-@pytest.mark.parametrize("wrong", [0, 1, 9])
-def test_max_new_tokens_is_exact(k: int, wrong: int) -> None:
-    tokens = continuation(hashed(8), 24)
-    for max_new_tokens in range(24):
-        done = run(open_target(engine_of(hashed(8))), Script(tokens, wrong), limits_of(k, max_new_tokens))
-        assert done.token_ids == tokens[len(PROMPT) :][:max_new_tokens]
-        assert done.stats.completion_tokens == max_new_tokens
-        assert done.stats.finish_reason == "length"
-
-
-def test_no_new_tokens_means_no_pass() -> None:
-    engine = engine_of(hashed(8))
-    done = run(open_target(engine), None, limits_of(4, 0))
-    assert (done.rounds, engine.num_passes) == ([], 0)
-    assert (done.stats.prompt_tokens, done.stats.completion_tokens, figures(done.stats)) == (5, 0, (0, 0, 0, 0, []))
-
-
-@pytest.mark.parametrize("k", ALL_K)
-def test_the_context_is_used_to_its_last_slot(k: int) -> None:
-    """Every prompt length up to the context of 24 and one beyond, with drafts that are right and ones that are not."""
-    next_token = hashed(9)
-    everything = continuation(next_token, 30, prompt=[1])
-    for length in range(1, 26):
-        for wrong in (0, 9):
-            engine = engine_of(next_token, max_seq_len=24)
-            script = Script(everything, wrong)
-            done = run(open_target(engine), script, limits_of(k, 99, max_seq_len=24), everything[:length])
-            assert done.token_ids == everything[length:24]
-            assert done.stats.finish_reason == "length"
-
-
-@pytest.mark.parametrize(
-    ("context", "drafted"),
-    [
-        (1, [0, 0, 0]),
-        (4, [0, 0, 0]),
-        (5, [0, 0, 0]),  # holds the prompt, and is full
-        (6, [1, 1, 1]),
-        (13, [4, 6, 8]),
-        (20, [8, 12, 8 + 6]),
-        (29, [12, 18, 8 + 8 + 5]),
-        (31, [12, 18, 8 + 8 + 5]),
-    ],
-)
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_drafts_end_with_the_draft_s_own_context(k: int, context: int, drafted: list[int]) -> None:
-    """The draft has the target's table and a context of its own, for the target's 30 and a prompt of 5; K = 1, 3, 8.
-
-    It drafts to its last slot, then not at all. Only a prompt that it can hold is fed to it.
-    """
-    next_token = hashed(10)
-    target, draft = engine_of(next_token, max_seq_len=30), engine_of(next_token, max_seq_len=context)
-    drafter = ModelDrafter(open_draft(draft), VOCAB_SIZE)
-    done = run(open_target(target), drafter, limits_of(k, 99, max_seq_len=30))
-    assert done.token_ids == continuation(next_token, 25)[len(PROMPT) :]
-    assert done.stats.drafted == done.stats.accepted == drafted[[1, 3, 8].index(k)]
-    assert draft.num_passes == done.stats.drafted + (context >= len(PROMPT))
-
-
-@pytest.mark.parametrize("surplus", [1, 2000])
-def test_ids_that_only_the_draft_knows_never_reach_the_target(surplus: int) -> None:
-    """The engine of these tests refuses ids outside its vocabulary."""
-    vocab_size = 8
-    draft_table = hashed(11, vocab_size + surplus)
-    draft = engine_of(draft_table, vocab_size=vocab_size + surplus)
-    unknown = 0
-
-    def watched(prefix: Sequence[int]) -> int:
-        nonlocal unknown
-        unknown += draft_table(prefix) >= vocab_size
-        return draft_table(prefix)
-
-    draft.next_token = watched
-    target = engine_of(hashed(12, vocab_size), vocab_size=vocab_size)
-    drafter = ModelDrafter(open_draft(draft), vocab_size)
-    done = run(open_target(target), drafter, limits_of(4, 60), [1, 2, 3])
-    assert done.token_ids == plain(hashed(12, vocab_size), [1, 2, 3], limits_of(4, 60))[0]
-    assert unknown > 0
-
-
-# --- EOS -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        (0, (0, 0, 0, 0, [])),  # the prefill's token
-        (1, (1, 4, 1, 0, [0, 1])),  # the first drafted token
-        (2, (1, 4, 2, 0, [0, 0, 1])),
-        (3, (1, 4, 3, 0, [0, 0, 0, 1])),
-        (4, (1, 4, 4, 0, [0, 0, 0, 0, 1])),  # the last drafted token: what the target adds is cut
-        (5, (1, 4, 4, 1, [0, 0, 0, 0, 1])),  # the target's own
-        (6, (2, 8, 5, 1, [0, 1, 0, 0, 1])),
-        (9, (2, 8, 8, 1, [0, 0, 0, 0, 2])),
-        (10, (2, 8, 8, 2, [0, 0, 0, 0, 2])),
-    ],
-)
-def test_eos_cuts_at_its_place(place: int, expected: tuple[int, int, int, int, list[int]]) -> None:
-    """K = 4, everything accepted, self-drafted: tokens after the first EOS are neither emitted, counted nor cached."""
-    next_token = hashed(13)
-    tokens = continuation(next_token, 40)
-    new = tokens[len(PROMPT) :]
-    engine = engine_of(next_token)
-    target, draft = open_target(engine, 0), open_draft(engine, 1)
-    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 40, eos=[new[place], new[place + 2], 1]))
-    assert done.token_ids == new[: place + 1]
-    assert done.stats.finish_reason == "stop"
-    assert done.stats.completion_tokens == place + 1
-    assert figures(done.stats) == expected
-    num_committed = len(PROMPT) + place + 1
-    assert target.model.kv_len == num_committed - 1
-    assert draft.model.kv_len <= num_committed - 1
-    assert engine.cache(0)[: target.model.kv_len].tolist() == tokens[: num_committed - 1]
-
-
-@pytest.mark.parametrize("wrong", range(5))
-def test_eos_as_the_target_s_own_token_after_a_rejected_draft(wrong: int) -> None:
-    tokens = continuation(hashed(13), 40)
-    eos = tokens[len(PROMPT) + 1 + wrong]
-    done = run(open_target(engine_of(hashed(13))), Script(tokens, wrong), limits_of(4, 40, eos=[eos]))
-    assert done.token_ids == tokens[len(PROMPT) :][: wrong + 2]
-    assert done.stats.finish_reason == "stop"
-    assert figures(done.stats) == (1, 4, wrong, 1, [0] * wrong + [1])
-
-
-@pytest.mark.parametrize("wrong", range(4))
-def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
-    tokens = continuation(hashed(13), 30)
-    eos = next(token for token in range(VOCAB_SIZE) if token not in tokens)
-    done = run(open_target(engine_of(hashed(13))), Script(tokens, wrong, bad=eos), limits_of(4, 30, eos=[eos]))
-    assert done.token_ids == tokens[len(PROMPT) :]
-    assert done.stats.finish_reason == "length"
-
-
-def test_eos_in_the_prompt_does_not_stop_and_the_last_token_that_is_eos_says_stop() -> None:
-    tokens = continuation(hashed(13), 6)
-    eos = [*PROMPT, tokens[-1]]
-    done = run(open_target(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))
-    assert done.token_ids == tokens[len(PROMPT) :]
-    assert done.stats.finish_reason == "stop"
-
-
 # --- every case at once --------------------------------------------------------------------------------------------
 
 
@@ -437,91 +248,6 @@ def test_n_gram_drafts_continue_a_cycle() -> None:
     done = run(open_target(engine_of(next_token)), NGramDrafter(), limits_of(5, 121))
     assert done.token_ids == plain(next_token, PROMPT, limits_of(5, 121))[0]
     assert done.stats.rounds <= 30
-
-
-# --- the cached model ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("length", "rows", "widths"),
-    [
-        (7, 1, [7]),
-        (8, 1, [8]),
-        (9, 1, [8, 1]),
-        (16, 1, [8, 8]),
-        (17, 1, [8, 8, 1]),
-        (7, 3, [7]),
-        (8, 3, [8]),
-        (9, 3, [6, 3]),
-        (16, 3, [8, 8]),
-        (17, 3, [8, 6, 3]),
-        (8, 8, [8]),
-        (9, 8, [1, 8]),
-        (16, 8, [8, 8]),
-        (17, 8, [8, 1, 8]),
-    ],
-)
-@pytest.mark.parametrize("cached", [0, 1, 5])
-def test_a_long_feed_is_cut_into_passes_that_leave_the_asked_rows_to_the_last(
-    length: int, rows: int, widths: list[int], cached: int
-) -> None:
-    """Chunk 8; the fed tokens are the plain continuation, so each of the rows - 1 drafted ones is accepted."""
-    next_token = hashed(15)
-    engine = Engine(replace(fake_spec(VOCAB_SIZE, max_seq_len=64, k=7), max_width=8), next_token)
-    target = open_target(engine)
-    tokens = continuation(next_token, 30, prompt=[1])
-    target.model.prefill(tokens[:cached])
-    engine.widths.clear()
-    end = cached + length
-    committed, drafted = tokens[: end - rows + 1], tokens[end - rows + 1 : end]
-    assert target.verify(committed, drafted) == (rows - 1, tokens[end])
-    assert engine.widths == widths
-    assert engine.rows[-1] == rows
-    assert target.model.kv_len == end
-    assert engine.cache(0)[:end].tolist() == tokens[:end]
-
-
-def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() -> None:
-    engine = engine_of(hashed(15))
-    target = open_target(engine)
-    model = target.model
-    model.prefill([1, 2, 3, 4])
-    for kv_len in (-1, 5):
-        with pytest.raises(ValueError, match=f"rollback to {kv_len}, but the cache holds 4 tokens"):
-            model.rollback(kv_len)
-    model.rollback(4)
-    model.rollback(2)
-    assert (model.kv_len, engine.cache(0)[:4].tolist(), engine.num_passes) == (2, [1, 2, 3, 4], 1)
-    assert target.verify([1, 2, 9], []) == (0, hashed(15)([1, 2, 9]))
-
-
-@pytest.mark.parametrize("num_drafted", [0, 1, 2])
-@pytest.mark.parametrize("cached", [0, 3])
-def test_feeding_nothing_before_the_drafts_is_refused(num_drafted: int, cached: int) -> None:
-    engine = engine_of(hashed(15))
-    target = open_target(engine)
-    target.model.prefill([1] * cached)
-    engine.widths.clear()
-    expected = f"{num_drafted} tokens for {num_drafted + 1} rows after {cached} cached ones"
-    with pytest.raises(ValueError, match=expected):
-        target.verify([1] * cached, [2] * num_drafted)
-    assert (engine.widths, target.model.kv_len) == ([], cached)
-
-
-def test_a_feed_fits_up_to_the_last_slot_and_not_beyond() -> None:
-    engine = engine_of(hashed(15), max_seq_len=32)
-    target = open_target(engine)
-    capacity = engine.spec.capacity
-    target.model.prefill([1] * (capacity - 1))
-    with pytest.raises(ValueError, match=f"a total of at most {capacity}"):
-        target.verify([1] * (capacity + 1), [])
-    assert target.verify([1] * capacity, []) == (0, hashed(15)([1] * capacity))
-
-
-def test_prefilling_nothing_is_no_pass() -> None:
-    engine = engine_of(hashed(15))
-    slot_of(engine).model.prefill([])
-    assert engine.num_passes == 0
 
 
 # --- interrupted ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specrt.engines.errors import UsageError
 from specrt.runtime.detokenizer import Stage, TextStream
 from specrt.runtime.stops import StopWatch, checked_stops
-from tests.runtime.test_text import byte_level, codec, id_of, pieces
+from tests.runtime.tokenizers_made import byte_level, codec, id_of, pieces
 
 Token = tuple[int, bool, bool]  # id, may_stop, whether the text is taken after it
 
