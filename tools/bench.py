@@ -20,7 +20,7 @@ from specrt.tools.bench_types import Bench, PromptEntry, Settings
 from specrt.tools.bench_work import Work
 from specrt.tools.contenders import Contender, own_or_shared, processes
 from specrt.tools.journal import Journal
-from specrt.tools.machine import Machine
+from specrt.tools.machine import Machine, Watch
 from specrt.tools.progress import Advance
 from specrt.tools.prompts import Prompt, bucket_of, encode_prompts
 from specrt.tools.sample import sample_of
@@ -43,7 +43,7 @@ def run_bench(
     ``advance`` is told what is about to start. A contender that fails to load or to answer is left out and reported,
     but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
     """
-    started = time.monotonic()
+    started, watch = time.monotonic(), Watch()
     manifest = manifest_from_bundle(bundle)
     if settings.k > manifest.num_speculative_tokens:
         raise UsageError(f"k: got {settings.k}, this bundle was exported for 1 to {manifest.num_speculative_tokens}")
@@ -56,6 +56,7 @@ def run_bench(
     for number, batch in enumerate([[group] for group in groups] if settings.one_at_a_time else [groups]):
         share = (number + 1) / len(groups) if settings.one_at_a_time else 1.0
         work.run(batch, share)
+    busy_percent = watch.busy_percent()
     running = [contender for contender in contenders if contender.name not in work.failed]
     used = sorted({index for _, index in work.done})
     if not used:
@@ -83,6 +84,7 @@ def run_bench(
         sample=sample_of(
             answers, chosen, TextCodec.from_bundle(bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
         ),
+        busy_percent_during=busy_percent,
     )
 
 

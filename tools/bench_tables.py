@@ -58,9 +58,12 @@ def remarks(bench: Bench) -> list[str]:
     lines += [f"{name} is missing: {why}" for name, why in bench.failed.items()]
     lines += [_of_llama_cpp(started) for name, started in bench.started.items() if "gguf" in started]
     lines += [f"left out: {why}" for why in bench.skipped]
-    if bench.machine.is_busy:
-        busy = bench.machine.busy_percent_before
-        lines.append(f"other programs kept the CPU {busy:.0f} % busy before: do not trust these times")
+    if bench.is_busy:
+        before, during = bench.machine.busy_percent_before, bench.busy_percent_during
+        lines.append(
+            f"other programs kept the CPU {before:.0f} % busy before and {during:.0f} % while it ran: do not trust "
+            "these times"
+        )
     return lines
 
 

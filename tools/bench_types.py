@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specrt.engines.errors import UsageError
-from specrt.tools.machine import Machine
+from specrt.tools.machine import QUIET_PERCENT, Machine
 from specrt.tools.sample import Sample
 from specrt.tools.scores import Score
 
@@ -70,6 +70,7 @@ class Bench:
 
     ``failed`` tells why a contender is missing, ``skipped`` which prompts did not fit into the context or the time.
     ``started`` is what each contender's process said of itself: dtype, attention, or llama.cpp's kernels.
+    ``busy_percent_during`` is how busy others kept the CPU while it ran.
     """
 
     created_utc: str
@@ -86,6 +87,12 @@ class Bench:
     passes: Passes | None
     sample: Sample | None
     started: dict[str, dict[str, Any]] = field(default_factory=dict)
+    busy_percent_during: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its times are not to be trusted."""
+        return self.machine.is_busy or self.busy_percent_during > QUIET_PERCENT
 
     def as_dict(self) -> dict[str, Any]:
         """What ``--json`` writes."""

@@ -20,13 +20,12 @@ from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
-from specrt.tools.bench_types import Settings
+from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.contenders import choose_contenders, needed_bytes, processes
 from specrt.tools.fetch import fetch
 from specrt.tools.machine import OMP_WAIT_POLICY, describe_machine, notes
 from specrt.tools.progress import one_line, shown_steps
 from specrt.tools.prompts import choose_prompts
-from specrt.tools.scores import Score
 
 # One that copies most of its prompt, one of code, and one where n-grams have nothing to find.
 CATEGORIES = "rewriting,code-completion,creative"
@@ -153,7 +152,7 @@ def _generate(plan: Plan) -> None:
                 console.print(f"{speed:.1f} tokens/s after the first token, {rounds:.2f} tokens per round")
 
 
-def _bench(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
+def _bench(plan: Plan, manifest: Manifest) -> Bench:
     options = f"--baseline {plan.baseline} -k {plan.k} --categories {CATEGORIES}".split()
     _announce("specrt", "bench", str(plan.bundle), *options)
     console.print(f"(here: one prompt of each category, {plan.repeats} times)")
@@ -175,16 +174,17 @@ def _bench(plan: Plan, manifest: Manifest) -> tuple[Score, ...]:
     with shown_steps(len(contenders) * (1 + len(prompts) * plan.repeats) + 1) as advance:
         bench = run_bench(plan.bundle, contenders, prompts, settings, machine, advance)
     print_bench(bench)
-    return bench.scores
+    return bench
 
 
-def _tell_result(scores: Sequence[Score]) -> None:
+def _tell_result(bench: Bench) -> None:
     """The comparison in one sentence, whichever way it went."""
-    last = scores[-1]
+    last = bench.scores[-1]
+    doubt = "; but other programs ran meanwhile, so run it again on a quiet machine" if bench.is_busy else ""
     console.print(
         f"\n{last.contender}: {last.ratio_to['eager']:.2f} times as many tokens a second as transformers' generate, "
         f"{last.ratio_to['plain']:.2f} times as many as without drafts; "
-        f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts"
+        f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts{doubt}"
     )
 
 

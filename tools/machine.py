@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specrt.engines.cpu import cpu_name
@@ -39,6 +39,35 @@ class Machine:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         policy = f" (OMP_WAIT_POLICY {self.omp_wait_policy})" if self.omp_wait_policy else ""
         return f"{self.cpu}, {self.threads} threads on {self.cores} cores{policy}; {versions}"
+
+
+def _cpu_seconds() -> tuple[float, float, float]:
+    """Since they began, over all cores: of the machine, of it busy, busy with this process and its ended children.
+
+    What a hypervisor gave to other machines ("steal") counts as busy; the time that guests took is in the user's.
+    """
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    total = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
+    own = os.times()
+    return (
+        total,
+        total - times["idle"] - times.get("iowait", 0.0),
+        own.user + own.system + own.children_user + own.children_system,
+    )
+
+
+class Watch:
+    """How busy others keep the CPU from here on. Processes of ours are others until they are waited for."""
+
+    def __init__(self, cpu_seconds: Callable[[], tuple[float, float, float]] = _cpu_seconds) -> None:
+        self._cpu_seconds, self._since = cpu_seconds, cpu_seconds()
+
+    def busy_percent(self) -> float:
+        """Of all cores, so far."""
+        total, busy, own = (now - since for now, since in zip(self._cpu_seconds(), self._since, strict=True))
+        return max(0.0, 100 * (busy - own) / total) if total > 0 else 0.0
 
 
 def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:

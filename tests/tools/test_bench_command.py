@@ -19,7 +19,7 @@ from specrt.tools import readme_table
 from specrt.tools.bench_run import chosen_prompts, lineup_of
 from specrt.tools.bench_types import Settings
 from specrt.tools.cli import main
-from specrt.tools.machine import Machine, notes
+from specrt.tools.machine import notes
 from tests.tools.benches import MACHINE
 
 
@@ -128,13 +128,6 @@ def test_bad_options_are_refused(tiny_bundle: Path, options: list[str], message:
 def test_settings_are_positive(name: str) -> None:
     with pytest.raises(UsageError, match="got 0, expected 1 or more"):
         replace(Settings(1, 1), **{name: 0})  # type: ignore[arg-type]
-
-
-def test_a_busy_machine_is_told() -> None:
-    assert len(notes(MACHINE, [1, 2], False)) == 1
-    busy = Machine("a CPU", 2, 1, 55.0, "PASSIVE", {})
-    assert "do not trust these times" in notes(busy, [1], False)[1]
-    assert "OMP_WAIT_POLICY PASSIVE" in str(busy)
 
 
 def test_too_little_memory_names_the_way_out() -> None:
