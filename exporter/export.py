@@ -37,7 +37,7 @@ from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
-from specrt.exporter.source import Source, find_source
+from specrt.exporter.sources.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")

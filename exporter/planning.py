@@ -15,7 +15,7 @@ from specrt.exporter.observe import Observation, observe
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
 from specrt.exporter.passes.dequantize import LAYOUTS
 from specrt.exporter.passes.quantize import QUANTIZATIONS
-from specrt.exporter.source import Source
+from specrt.exporter.sources.source import Source
 
 
 @dataclass(frozen=True)

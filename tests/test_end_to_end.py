@@ -17,7 +17,7 @@ from specrt.engines.seam import Array
 from specrt.engines.spec import LOGITS
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.source import find_source
+from specrt.exporter.sources.source import find_source
 from specrt.runtime.predictor import Target
 from specrt.runtime.runtime import Runtime
 from specrt.tools.checks import Subject, check_bits, check_reference

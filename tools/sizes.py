@@ -40,7 +40,7 @@ def cost_of(name: str, shape: Shape, revision: str | None = None, trust_remote_c
     Raises ``SourceError`` when its config cannot be read and ``UnsupportedModelError`` when it cannot be exported.
     """
     from specrt.exporter.observe import observe
-    from specrt.exporter.source import find_config
+    from specrt.exporter.sources.source import find_config
 
     config = find_config(name, revision, trust_remote_code)
     path = Path(name)

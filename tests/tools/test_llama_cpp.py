@@ -93,7 +93,7 @@ def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bund
     """
     import torch
 
-    from specrt.exporter.source import find_source
+    from specrt.exporter.sources.source import find_source
 
     source = find_source(str(smollm2))
     asked = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
