@@ -1,0 +1,184 @@
+"""The tensors of a model's files: safetensors, ``pytorch_model.bin`` and GGUF.
+
+Each is read by its own library and never by transformers, so that what transformers loads can be compared with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import safe_open
+
+from specrt.engines.errors import SourceError
+
+# In transformers' order: the first one that is there is the model.
+_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class Checkpoint(Protocol):
+    """The tensors of a model's files, under the names that the files give."""
+
+    def names(self) -> Sequence[str]:
+        """Every tensor's name, sorted."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor on the CPU, with the shape and dtype that it is stored in. Quantized GGUF blocks give float32."""
+
+
+class _Files:
+    """A ``Checkpoint`` over files, each of which reads its own tensors."""
+
+    def __init__(self, readers: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+        self._readers = dict(sorted(readers.items()))
+
+    def names(self) -> Sequence[str]:
+        return tuple(self._readers)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._readers[name]()
+
+
+def open_checkpoint(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> Checkpoint:
+    """The tensors of the model at ``location``: a folder, or a hub id whose files are taken from the cache.
+
+    ``options`` are those of ``from_pretrained`` (``gguf_file`` matters), ``revision`` is the resolved hub commit.
+    Raises ``SourceError`` for files that are absent, truncated, Git-LFS pointers or contradict their index.
+    """
+    gguf_file = (options or {}).get("gguf_file")
+    find = _finder(location, revision)
+    readers: dict[str, Callable[[], torch.Tensor]] = {}
+    for path in [_found(find, gguf_file)] if gguf_file else _weight_files(find, location):
+        refuse_lfs_pointer(path)
+        with _opening(path):
+            tensors = dict(_READERS.get(path.suffix.lower(), _bin_tensors)(path))
+        if twice := sorted(readers.keys() & tensors.keys()):
+            raise SourceError(f"{path}: tensor {twice[0]} is in another shard too; download the model again")
+        readers |= tensors
+    return _Files(readers)
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise ``SourceError`` when ``path`` is the pointer that Git LFS leaves in place of a file."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise SourceError(
+                f"{path}: a Git-LFS pointer of {path.stat().st_size} bytes, not the file itself; "
+                "run 'git lfs pull' in its folder, or download the model again"
+            )
+
+
+def _finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
+    """A function from a file name to its path on this machine, or None when the model has no such file."""
+    folder = Path(location).expanduser()
+    if folder.is_dir():
+        return lambda name: folder / name if (folder / name).is_file() else None
+
+    def cached(name: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(location, name, revision=revision))
+        except EntryNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            line = " ".join(str(error).split())[:240]
+            raise SourceError(f"{location}: {name} cannot be downloaded ({type(error).__name__}: {line})") from error
+
+    return cached
+
+
+def _found(find: Callable[[str], Path | None], name: str) -> Path:
+    path = find(name)
+    if path is None:
+        raise SourceError(f"{name}: no such file; download the whole model")
+    return path
+
+
+def _weight_files(find: Callable[[str], Path | None], location: str) -> list[Path]:
+    """The files that hold the weights: one, or the shards that an index names."""
+    path = next(filter(None, map(find, _FILES)), None)
+    if path is None:
+        raise SourceError(f"{location}: none of {', '.join(_FILES)}; download the whole model")
+    refuse_lfs_pointer(path)
+    if path.suffix != ".json":
+        return [path]
+    try:
+        shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise SourceError(f"{path}: not an index of shards ({error!r}); download the model again") from error
+    files = [find(shard) for shard in shards]
+    if absent := [shard for shard, file in zip(shards, files, strict=True) if file is None]:
+        raise SourceError(
+            f"{path}: {len(absent)} of its {len(shards)} shards are absent, the first is {absent[0]}; "
+            "download the whole model"
+        )
+    return [file for file in files if file is not None]
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Turn what a reader raises into one line."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except Exception as error:  # a damaged file can make its reader raise anything
+        line = " ".join(str(error).split())[:160]
+        raise SourceError(
+            f"{path}: truncated or damaged ({type(error).__name__}: {line}); download the file again"
+        ) from error
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    file = safe_open(path, framework="pt")  # type: ignore[no-untyped-call]
+    for name in file.keys():  # noqa: SIM118, safe_open is no mapping
+        yield name, lambda name=name: file.get_tensor(name)
+
+
+def _bin_tensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor):
+            yield name, lambda tensor=tensor: tensor
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether ``path`` has torch's zip format, which can be memory-mapped."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _gguf_tensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    from gguf import GGUFReader
+
+    for tensor in GGUFReader(str(path)).tensors:
+        yield tensor.name, lambda tensor=tensor: _dequantized(tensor)
+
+
+def _dequantized(tensor: Any) -> torch.Tensor:
+    """A GGUF tensor: F32, F16 and BF16 as they are, any block format as float32."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    if tensor.tensor_type == GGMLQuantizationType.BF16:
+        return torch.from_numpy(np.array(tensor.data).view(np.int16)).view(torch.bfloat16)
+    if tensor.tensor_type == GGMLQuantizationType.F16:
+        return torch.from_numpy(np.array(tensor.data))
+    return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Callable[[], torch.Tensor]]]]] = {
+    ".safetensors": _safetensors,
+    ".gguf": _gguf_tensors,
+}
