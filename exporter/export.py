@@ -37,6 +37,7 @@ from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
+from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import Source, find_source
 from specrt.exporter.trace import torch_dtype, trace
 
@@ -113,7 +114,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     (folder / role).mkdir()
     graph = folder / plan.graph
     progress.step(f"{role}: loading weights")
-    model = source.load_model(torch_dtype(plan.spec.dtype))
+    model, fingerprint = load_model(source, torch_dtype(plan.spec.dtype), progress)
     ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
     plan = _cut(model, plan, ids, progress)
     spec = plan.spec
@@ -140,6 +141,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     return ModelEntry(
         source=source.name,
         revision=source.revision,
+        fingerprint=fingerprint,
         architecture=source.architecture,
         graph=plan.graph,
         spec=spec,

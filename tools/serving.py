@@ -179,9 +179,10 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     import torch
     from transformers import GenerationConfig
 
+    from specrt.exporter.sources.loading import load_model
     from specrt.exporter.sources.source import find_source
 
     found = find_source(entry.source, entry.revision) if source is None else find_source(source)
-    model = found.load_model({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    model = load_model(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return model

@@ -58,9 +58,8 @@ class Source:
         return str(names[0]) if names else str(self.config.model_type)
 
     def checkpoint(self) -> Checkpoint:
-        """The tensors of its files, decoded where they are prequantized. Raises ``SourceError``."""
-        stored = open_checkpoint(self.location, self.options, self.revision)
-        return stored if self.decode is None else self.decode(stored)
+        """The tensors of its files, as stored. Raises ``SourceError``."""
+        return open_checkpoint(self.location, self.options, self.revision)
 
     def generation_config(self) -> Any:
         """The model's generation defaults, or None when it comes without."""
@@ -107,6 +106,12 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
             f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
         )
     return Source(name, config, tokenizer, location, options)
+
+
+def find_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
+    """The tensors of ``name`` alone, as stored: no config or tokenizer is read, and no code of the model runs."""
+    location, options = _located(name, revision, trust_remote_code=False)
+    return open_checkpoint(location, options, revision)
 
 
 def _check_files(folder: Path, options: dict[str, Any]) -> None:
