@@ -85,8 +85,8 @@ def certify(
 
     ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
     large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
-    exported (``specrt.tools.source_check``). Raises ``UsageError`` for prompts that do not fit, and when the certificate
-    cannot be written there.
+    exported (``specrt.tools.source_check``). Raises ``UsageError`` for prompts that do not fit, and when the
+    certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     _check_writable(output)

@@ -7,13 +7,14 @@ recorded after it had compared every loaded tensor with its file. Reading model 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.tools.checks import Check
 
 SOURCE_CHECK = "source: "  # the name of a check, before the role
+_NEEDED = ("torch", "transformers", "safetensors", "gguf")
 NOT_COMPARED = "the weights were not compared with the model's files; --source TARGET does it"
 
 
@@ -38,15 +39,16 @@ def check_sources(
 def check_usage(manifest: Manifest, source: str | None, draft_source: str | None) -> None:
     """Refuse what cannot be compared, before minutes are spent on other checks. Raises ``UsageError``."""
     if draft_source is not None and manifest.draft.model is None:
-        raise UsageError(
-            f"--draft-source {draft_source}: the draft is {manifest.draft.kind}, not a model; leave it out"
-        )
+        raise UsageError(f"--draft-source {draft_source}: draft {manifest.draft.kind} is no model; leave it out")
     if (source, draft_source) != (None, None):
-        missing = [name for name in ("torch", "transformers", "safetensors") if not importlib.util.find_spec(name)]
+        missing = [name for name in _NEEDED if not importlib.util.find_spec(name)]
         if missing:
-            raise UsageError(
-                f"--source: {missing[0]} is not installed, and reads the model; pip install 'specrt[export]'"
-            )
+            raise UsageError(f"--source: {missing[0]} is needed to read the model; pip install 'specrt[export]'")
+
+
+def roles_compared(checks: Iterable[Check]) -> tuple[str, ...]:
+    """The models whose files were compared, of all ``checks`` of a certificate."""
+    return tuple(check.name.removeprefix(SOURCE_CHECK) for check in checks if check.name.startswith(SOURCE_CHECK))
 
 
 def _check(role: str, entry: ModelEntry, name: str) -> Check:
