@@ -8,11 +8,11 @@ with them bit by bit after the conversions that are known. The check and the fin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from optimum.exporters.tasks import TasksManager
-from transformers import AutoModelForCausalLM
 
 from specrt.engines.errors import SourceError
 from specrt.engines.progress import Progress, Silent
@@ -24,7 +24,6 @@ from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
 from specrt.exporter.sources.unread import is_computed_buffer, split_unread
 
-TASK = "text-generation"
 # With peft installed, transformers puts an adapter in the model's folder on the model. Here it is never asked to.
 _NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
 # Calculated values may differ by rounding in another order, relative to the tensor's largest: this many epsilons.
@@ -78,18 +77,37 @@ def _from_pretrained(source: Source, checkpoint: Checkpoint, dtype: torch.dtype)
     }
     with reading(source.name), torch.no_grad():
         if source.decode is None:
-            model_class = TasksManager.get_model_class_for_task(TASK, framework="pt")
-            model, info = model_class.from_pretrained(source.location, **options, **source.options)
+            load = partial(_model_class().from_pretrained, source.location, **source.options)
         else:
             state = {name: _Deferred(checkpoint, name) for name in checkpoint.names()}
-            model, info = _class_of(source).from_pretrained(None, state_dict=state, **options)
+            load = partial(type(_without_weights(source)).from_pretrained, None, state_dict=state)
+        try:
+            model, info = load(**options)
+        except RuntimeError:  # conversions that failed are only named in transformers' log
+            _check_conversions(_without_weights(source), checkpoint, source.name)
+            raise
     return model.eval(), info
 
 
-def _class_of(source: Source) -> Any:
-    trusted = source.options.get("trust_remote_code", False)
+def _model_class() -> Any:
+    return TasksManager.get_model_class_for_task("text-generation", framework="pt")
+
+
+def _without_weights(source: Source) -> Any:
+    """The model of the source's config on the meta device."""
     with torch.device("meta"):
-        return type(AutoModelForCausalLM.from_config(source.config, trust_remote_code=trusted))  # type: ignore[no-untyped-call]
+        return _model_class().from_config(
+            source.config, trust_remote_code=source.options.get("trust_remote_code", False)
+        )
+
+
+def _check_conversions(model: Any, checkpoint: Checkpoint, name: str) -> None:
+    """Raise ``SourceError`` that names the first tensors of the files that cannot be converted for ``model``."""
+    try:
+        for row in _map(model, checkpoint).maps:
+            _converted(row, [checkpoint.read(source).to("meta") for source in row.sources])
+    except SourceError as error:
+        raise SourceError(f"{name}: {error}") from error
 
 
 def _map(model: Any, checkpoint: Checkpoint) -> FileMap:
@@ -116,8 +134,20 @@ def _check_names(
         raise SourceError(describe_unread(unread, names, config))
     if errors := info.get("error_msgs"):
         raise SourceError(" ".join(str(errors[0]).split())[:240])
+    if note := _untied(model, config):
+        progress.note(note)
     for what, number in harmless.items():
         progress.note(f"{number} tensors of the files are not read: {what}")
+
+
+def _untied(model: Any, config: Any) -> str | None:
+    """A note when the files hold a head of their own and the config says that it is the embedding."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if not getattr(config, "tie_word_embeddings", False) or head is None or embedding is None:
+        return None
+    if _place(head.weight) == _place(embedding.weight):
+        return None
+    return "lm_head.weight of the files differs from the embedding and is used, though config has tie_word_embeddings"
 
 
 def _missing(model: Any, file_map: FileMap, info: Mapping[str, Any]) -> list[str]:

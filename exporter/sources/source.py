@@ -13,7 +13,7 @@ from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, SpecrtError
 from specrt.exporter.sources.checkpoint import Checkpoint, open_checkpoint, refuse_lfs_pointer, weight_files
 
 # Files other than the weights that transformers reads.
@@ -178,6 +178,8 @@ def reading(name: str) -> Iterator[None]:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
+    except SpecrtError:
+        raise
     except Exception as error:  # a damaged file can make its reader raise anything
         line = " ".join(str(error).split())[:240]
         raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error
