@@ -18,11 +18,13 @@ from tests.tools.commands import invoke, one_error_line
 
 def test_verify_certifies_a_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "certificate.json"
-    result = invoke("verify", tiny_bundle, "--max-new-tokens", 8, "--output", file, "--json")
+    model = tiny_bundle.parent / "model"
+    result = invoke("verify", tiny_bundle, "--source", model, "--max-new-tokens", 8, "--output", file, "--json")
     assert result.exit_code == 0, result.output
     certificate = json.loads(result.stdout)
     assert certificate == json.loads(file.read_text())
     assert certificate["passed"] is True
+    assert certificate["sources_compared"] == ["target"] and certificate["checks"][0]["name"] == "source: target"
     assert {check["passed"] for check in certificate["checks"]} == {True}
 
 
@@ -45,6 +47,8 @@ def test_verify_exits_with_1_and_names_what_failed(
     assert "checks failed: greedy: model, K = 2, greedy: model, K = 4" in last
     assert "greedy: model, K = 1," not in last
     assert json.loads(file.read_text())["passed"] is False
+    assert "the weights were not compared with the model's files; --source TARGET does it" in result.stdout
+    assert json.loads(file.read_text())["sources_compared"] == []
 
 
 def test_a_certificate_that_cannot_be_written_is_told_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
