@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -17,7 +17,12 @@ from transformers.utils import logging as transformers_logging
 
 from specrt.engines.errors import SourceError
 
+if TYPE_CHECKING:
+    from specrt.exporter.sources.adapters import Adapter
+
 TASK = "text-generation"
+# With peft installed, transformers puts an adapter in the model's folder on the model. Here it is never asked to.
+_NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
 _WEIGHTS = ("*.safetensors", "*.bin")
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "USE_POLICY.md", "NOTICE")
 
@@ -31,6 +36,7 @@ class Source:
     tokenizer: Any
     location: str
     options: dict[str, Any] = field(default_factory=dict)
+    adapter: Adapter | None = None  # to be merged (specrt.exporter.sources.merging)
 
     @property
     def revision(self) -> str | None:
@@ -46,7 +52,9 @@ class Source:
         """The torch model in evaluation mode, weights in ``dtype``. Raises ``SourceError``."""
         model_class = TasksManager.get_model_class_for_task(TASK, framework="pt")
         with _reading(self.name), torch.no_grad():
-            model = model_class.from_pretrained(self.location, dtype=dtype, low_cpu_mem_usage=True, **self.options)
+            model = model_class.from_pretrained(
+                self.location, dtype=dtype, low_cpu_mem_usage=True, adapter_kwargs=_NO_ADAPTER, **self.options
+            )
         return model.eval()
 
     def generation_config(self) -> Any:

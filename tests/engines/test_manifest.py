@@ -152,20 +152,23 @@ def _as_schema(manifest: Manifest, version: int) -> dict[str, Any]:
     """What an older specrt wrote of a manifest that it could write."""
     data: dict[str, Any] = json.loads(manifest_text(manifest))
     for model in (data["target"], data["draft"]["model"]):
-        del model["spec"]["num_input_ids"]
+        del model["adapter"]
+        if version < 4:
+            del model["spec"]["num_input_ids"]
         if version < 3:
             del model["spec"]["dialect"]
-    del data["draft"]["shares_kv"]
+    if version < 4:
+        del data["draft"]["shares_kv"]
     return {**data, "schema_version": version}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_a_bundle_of_an_older_schema_is_what_it_was(tmp_path: Path, version: int) -> None:
     write(tmp_path, json.dumps(_as_schema(full_manifest(), version)))
     assert manifest_from_bundle(tmp_path) == dataclasses.replace(full_manifest(), schema_version=version)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("key", ["target", "draft"])
 def test_a_damaged_bundle_of_an_older_schema(tmp_path: Path, key: str, version: int) -> None:
     data = _as_schema(full_manifest(), version)
