@@ -185,6 +185,6 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     adapter = entry.adapter
     choice = AdapterChoice(ignore=True) if adapter is None else AdapterChoice(adapter.source, adapter.revision)
     found = find_adapted(source or entry.source, entry.revision if source is None else None, choice=choice)
-    model = load_adapted(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], lambda line: None)
+    model = load_adapted(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,23 +53,46 @@ class _Files:
         return self._readers[name]()
 
 
+class GgufCheckpoint(_Files):
+    """The ``Checkpoint`` of a GGUF file. ``types`` names the ggml type of each tensor, such as ``Q4_K`` or ``F32``."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        reader = GGUFReader(str(path))
+        super().__init__({tensor.name: partial(_dequantized, tensor) for tensor in reader.tensors})
+        self.architecture = str(reader.fields["general.architecture"].contents())
+        self.types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+
+
 def open_checkpoint(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> Checkpoint:
     """The tensors of the model at ``location``: a folder, or a hub id whose files are taken from the cache.
 
     ``options`` are those of ``from_pretrained`` (``gguf_file`` matters), ``revision`` is the resolved hub commit.
     Raises ``SourceError`` for files that are absent, truncated, Git-LFS pointers or contradict their index.
     """
-    gguf_file = (options or {}).get("gguf_file")
-    find = _finder(location, revision)
+    files = weight_files(location, options, revision)
+    if (options or {}).get("gguf_file"):
+        with _opening(files[0]):
+            return GgufCheckpoint(files[0])
     readers: dict[str, Callable[[], torch.Tensor]] = {}
-    for path in [_found(find, gguf_file)] if gguf_file else _weight_files(find, location):
-        refuse_lfs_pointer(path)
+    for path in files:
         with _opening(path):
-            tensors = dict(_READERS.get(path.suffix.lower(), _bin_tensors)(path))
+            tensors = dict((_safetensors if path.suffix == ".safetensors" else _bin_tensors)(path))
         if twice := sorted(readers.keys() & tensors.keys()):
             raise SourceError(f"{path}: tensor {twice[0]} is in another shard too; download the model again")
         readers |= tensors
     return _Files(readers)
+
+
+def weight_files(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> list[Path]:
+    """The files that hold the weights: one, or the shards that an index names. Raises as ``open_checkpoint`` does."""
+    find = finder(location, revision)
+    gguf_file = (options or {}).get("gguf_file")
+    files = [_found(find, gguf_file)] if gguf_file else _shards(find, location)
+    for path in files:
+        refuse_lfs_pointer(path)
+    return files
 
 
 def refuse_lfs_pointer(path: Path) -> None:
@@ -81,7 +105,7 @@ def refuse_lfs_pointer(path: Path) -> None:
             )
 
 
-def _finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
+def finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
     """A function from a file name to its path on this machine, or None when the model has no such file."""
     folder = Path(location).expanduser()
     if folder.is_dir():
@@ -106,11 +130,10 @@ def _found(find: Callable[[str], Path | None], name: str) -> Path:
     return path
 
 
-def _weight_files(find: Callable[[str], Path | None], location: str) -> list[Path]:
-    """The files that hold the weights: one, or the shards that an index names."""
+def _shards(find: Callable[[str], Path | None], location: str) -> list[Path]:
     path = next(filter(None, map(find, _FILES)), None)
     if path is None:
-        raise SourceError(f"{location}: none of {', '.join(_FILES)}; download the whole model")
+        raise SourceError(f"{location}: no weights ({', '.join(_FILES)}); download the whole model")
     refuse_lfs_pointer(path)
     if path.suffix != ".json":
         return [path]
@@ -160,13 +183,6 @@ def _is_zip(path: Path) -> bool:
         return file.read(2) == b"PK"
 
 
-def _gguf_tensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    from gguf import GGUFReader
-
-    for tensor in GGUFReader(str(path)).tensors:
-        yield tensor.name, lambda tensor=tensor: _dequantized(tensor)
-
-
 def _dequantized(tensor: Any) -> torch.Tensor:
     """A GGUF tensor: F32, F16 and BF16 as they are, any block format as float32."""
     from gguf import GGMLQuantizationType, dequantize
@@ -176,9 +192,3 @@ def _dequantized(tensor: Any) -> torch.Tensor:
     if tensor.tensor_type == GGMLQuantizationType.F16:
         return torch.from_numpy(np.array(tensor.data))
     return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
-
-
-_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Callable[[], torch.Tensor]]]]] = {
-    ".safetensors": _safetensors,
-    ".gguf": _gguf_tensors,
-}

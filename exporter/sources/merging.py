@@ -12,24 +12,35 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import LOGITS_TOLERANCE
+from specrt.engines.progress import Progress, Silent
 from specrt.exporter.sources.adapters import Adapter
 from specrt.exporter.sources.checkpoint import refuse_lfs_pointer
+from specrt.exporter.sources.loading import LoadedModel, load_model
 from specrt.exporter.sources.source import Source
 
 _NUM_IDS = 24
 _SETTINGS_OF_NO_EFFECT = ("peft_version", "auto_mapping", "inference_mode")
 
 
-def load_adapted(source: Source, dtype: torch.dtype, note: Callable[[str], None]) -> Any:
-    """The torch model of ``source`` with its adapter, if it has one, merged. Raises as ``merge_adapter`` does."""
-    model = source.load_model(dtype)
-    return model if source.adapter is None else merge_adapter(model, source.adapter, source.name, note)
+def load_adapted(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+    """``load_model`` of ``source``, with its adapter, if it has one, merged. The fingerprint is that of the base.
+
+    Raises as ``load_model`` and ``merge_adapter`` do.
+    """
+    progress = progress or Silent()
+    for line in source.notes:
+        progress.note(f"{source.name}: {line}")
+    loaded = load_model(source, dtype, progress)
+    if source.adapter is None:
+        return loaded
+    return replace(loaded, model=merge_adapter(loaded.model, source.adapter, source.name, progress.note))
 
 
 def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str], None]) -> Any:

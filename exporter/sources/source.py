@@ -1,42 +1,58 @@
-"""Where a model comes from: a hub id, a local Hugging Face folder, or a ``.gguf`` file. Nothing heavy is read before
-``load_model``."""
+"""Where a model comes from: a hub id, a local Hugging Face folder, or a ``.gguf`` file. Its weights are read by
+``specrt.exporter.sources.loading``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub import hf_hub_download
-from optimum.exporters.tasks import TasksManager
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, SpecrtError
+from specrt.exporter.sources.checkpoint import Checkpoint, finder, open_checkpoint, refuse_lfs_pointer, weight_files
+from specrt.exporter.sources.prequantized.methods import Prequantized, find_prequantized
 
 if TYPE_CHECKING:
     from specrt.exporter.sources.adapters import Adapter
 
-TASK = "text-generation"
-# With peft installed, transformers puts an adapter in the model's folder on the model. Here it is never asked to.
-_NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
-_WEIGHTS = ("*.safetensors", "*.bin")
+# Files other than the weights that transformers reads.
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "USE_POLICY.md", "NOTICE")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found: its config and tokenizer are read, its weights are not."""
+    """A model that was found: its config and tokenizer are read, its weights are not.
+
+    ``decode`` makes floats under standard names of the files' tensors, for a prequantized model; ``config`` is then
+    that of the float model. The model is built from these tensors instead of by transformers' reading of the files.
+    ``adapter`` is to be merged into the weights (``specrt.exporter.sources.merging``), ``notes`` are for the user.
+    """
 
     name: str
     config: Any
     tokenizer: Any
     location: str
     options: dict[str, Any] = field(default_factory=dict)
-    adapter: Adapter | None = None  # to be merged (specrt.exporter.sources.merging)
+    decode: Callable[[Checkpoint], Checkpoint] | None = None
+    adapter: Adapter | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def revision(self) -> str | None:
@@ -48,14 +64,10 @@ class Source:
         names = getattr(self.config, "architectures", None)
         return str(names[0]) if names else str(self.config.model_type)
 
-    def load_model(self, dtype: torch.dtype) -> Any:
-        """The torch model in evaluation mode, weights in ``dtype``. Raises ``SourceError``."""
-        model_class = TasksManager.get_model_class_for_task(TASK, framework="pt")
-        with _reading(self.name), torch.no_grad():
-            model = model_class.from_pretrained(
-                self.location, dtype=dtype, low_cpu_mem_usage=True, adapter_kwargs=_NO_ADAPTER, **self.options
-            )
-        return model.eval()
+    def checkpoint(self) -> Checkpoint:
+        """The tensors of its files, decoded where they are prequantized. Raises ``SourceError``."""
+        stored = open_checkpoint(self.location, self.options, self.revision)
+        return stored if self.decode is None else self.decode(stored)
 
     def generation_config(self) -> Any:
         """The model's generation defaults, or None when it comes without."""
@@ -92,16 +104,32 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
     """Resolve ``name``. Raises ``SourceError`` that says what was looked for and how to mend it."""
     path = Path(name).expanduser()
     location, options = _located(name, revision, trust_remote_code)
-    if path.is_dir() and "gguf_file" not in options and not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
-        raise SourceError(f"{path}: no weights (*.safetensors, *.bin) in this folder; download the whole model")
-    with _reading(name):
+    if path.exists():
+        _check_files(Path(location), options)
+    with reading(name):
         config = AutoConfig.from_pretrained(location, **options)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
     if not getattr(tokenizer, "is_fast", False):
         raise SourceError(
             f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
         )
-    return Source(name, config, tokenizer, location, options)
+    found = None if "gguf_file" in options else _prequantized(name, config, location, options)
+    if found is None:
+        return Source(name, config, tokenizer, location, options)
+    return Source(name, found.config, tokenizer, location, options, found.decode, notes=found.notes)
+
+
+def _prequantized(name: str, config: Any, location: str, options: dict[str, Any]) -> Prequantized | None:
+    find = finder(location, getattr(config, "_commit_hash", None))
+    return find_prequantized(name, config, find, options.get("trust_remote_code", False))
+
+
+def _check_files(folder: Path, options: dict[str, Any]) -> None:
+    """Refuse a local model whose weights are absent, or of which a file is a Git-LFS pointer."""
+    weight_files(str(folder), options)
+    for name in _TEXT_FILES if "gguf_file" not in options else ():
+        if (folder / name).is_file():
+            refuse_lfs_pointer(folder / name)
 
 
 def find_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -113,8 +141,11 @@ def find_config(name: str, revision: str | None = None, trust_remote_code: bool 
         location, options = _located(name, revision, trust_remote_code)
     elif not path.is_file():
         raise SourceError(f"{path}: no such file; give a config.json, a folder with one, a hub id or a .gguf file")
-    with _reading(name):
-        return AutoConfig.from_pretrained(location, **options)
+    with reading(name):
+        config = AutoConfig.from_pretrained(location, **options)
+    folder = str(path.parent) if path.suffix == ".json" else location
+    found = None if "gguf_file" in options else _prequantized(name, config, folder, options)
+    return config if found is None else found.config
 
 
 def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
@@ -154,12 +185,14 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """Quiet transformers, and turn what it raises into one line."""
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
+    except SpecrtError:
+        raise
     except Exception as error:  # a damaged file can make its reader raise anything
         line = " ".join(str(error).split())[:240]
         raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error

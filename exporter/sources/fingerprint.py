@@ -1,0 +1,46 @@
+"""The fingerprint of a model's weights: one SHA-256 over its files' tensors, whatever file each of them is in.
+
+It is taken from names, shapes, stored dtypes and stored values (block formats as float32), so it does not depend on the
+dtype or quantization of an export, and ``specrt verify --source`` computes it again without loading a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+
+from specrt.exporter.sources.checkpoint import Checkpoint
+
+
+class Fingerprint:
+    """Collects tensors, in any order, each once."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Take ``tensor``, of any shape and dtype, under the name that its file gives."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        shape = ",".join(map(str, tensor.shape))
+        self._lines.append(f"{name} {dtype} [{shape}] {hashlib.sha256(raw_bytes(tensor).numpy()).hexdigest()}")
+
+    def hexdigest(self) -> str:
+        """The fingerprint of what was added, 64 hexadecimal digits."""
+        return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of ``tensor`` in memory as [num_bytes] uint8, without a copy where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def fingerprint_of(checkpoint: Checkpoint, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """The fingerprint of ``checkpoint``, one tensor in memory at a time. ``advance`` gets the bytes of each."""
+    found = Fingerprint()
+    for name in checkpoint.names():
+        tensor = checkpoint.read(name)
+        found.add(name, tensor)
+        advance(tensor.nbytes)
+    return found.hexdigest()

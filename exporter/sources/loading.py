@@ -1,0 +1,187 @@
+"""Loading a model, and comparing every tensor that was loaded with the file that it came from.
+
+transformers draws at random what it does not find, skips what it has no use for, and converts on the way. Here the
+files are read a second time, by ``specrt.exporter.sources.checkpoint``, and each tensor of the torch model is compared
+with them bit by bit after the conversions that are known. The check and the fingerprint take one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from optimum.exporters.tasks import TasksManager
+from transformers import AutoModelForCausalLM
+
+from specrt.engines.errors import SourceError
+from specrt.engines.progress import Progress, Silent
+from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
+from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
+from specrt.exporter.sources.fingerprint import Fingerprint, raw_bytes
+from specrt.exporter.sources.gguf_mapping import map_gguf_names
+from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
+from specrt.exporter.sources.source import Source, reading
+from specrt.exporter.sources.unread import is_computed_buffer, split_unread
+
+TASK = "text-generation"
+# With peft installed, transformers puts an adapter in the model's folder on the model. Here it is never asked to.
+_NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
+# Calculated values may differ by rounding in another order, relative to the tensor's largest: this many epsilons.
+_ROUNDING = 4
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A torch model in evaluation mode whose every tensor is its files', and the fingerprint of these."""
+
+    model: Any
+    fingerprint: str
+
+
+def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+    """Load ``source`` with its weights in ``dtype``.
+
+    Raises ``SourceError`` when the model has tensors that the files do not hold, when nothing reads a tensor of the
+    files (``specrt.exporter.sources.unread`` lists what is harmless; that is noted), and when a loaded tensor differs.
+    """
+    progress = progress or Silent()
+    checkpoint = source.checkpoint()
+    model, info = _from_pretrained(source, checkpoint, dtype)
+    try:
+        file_map = _map(model, checkpoint)
+        _check_names(model, checkpoint, file_map, info, progress)
+        return LoadedModel(model, _check_values(model, checkpoint, file_map, progress))
+    except SourceError as error:
+        raise SourceError(f"{source.name}: {error}") from error
+
+
+class _Deferred:
+    """A tensor of a checkpoint in the form in which transformers takes slices of files: read when it is asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self._checkpoint, self._name = checkpoint, name
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self._checkpoint.read(self._name)
+
+
+def _from_pretrained(source: Source, checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[Any, Mapping[str, Any]]:
+    """(model, transformers' loading info). The files are read by transformers; decoded tensors are given to it."""
+    options: dict[str, Any] = {
+        "config": source.config,
+        "dtype": dtype,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # reported by the loading info, and refused with the shapes
+        "adapter_kwargs": _NO_ADAPTER,
+    }
+    with reading(source.name), torch.no_grad():
+        if source.decode is None:
+            model_class = TasksManager.get_model_class_for_task(TASK, framework="pt")
+            model, info = model_class.from_pretrained(source.location, **options, **source.options)
+        else:
+            state = {name: _Deferred(checkpoint, name) for name in checkpoint.names()}
+            model, info = _class_of(source).from_pretrained(None, state_dict=state, **options)
+    return model.eval(), info
+
+
+def _class_of(source: Source) -> Any:
+    trusted = source.options.get("trust_remote_code", False)
+    with torch.device("meta"):
+        return type(AutoModelForCausalLM.from_config(source.config, trust_remote_code=trusted))  # type: ignore[no-untyped-call]
+
+
+def _map(model: Any, checkpoint: Checkpoint) -> FileMap:
+    if isinstance(checkpoint, GgufCheckpoint):
+        return map_gguf_names(model, checkpoint.architecture, checkpoint.types)
+    return map_names(model, checkpoint.names())
+
+
+def _check_names(
+    model: Any, checkpoint: Checkpoint, file_map: FileMap, info: Mapping[str, Any], progress: Progress
+) -> None:
+    """Refuse tensors of another shape, tensors that are not in the files, and tensors that nothing reads."""
+    config = model.config.get_text_config()
+    names = checkpoint.names()
+    for name, in_file, in_model in sorted(info["mismatched_keys"]):
+        raise SourceError(
+            f"{name} is {list(in_file)} in its files, and config.json makes it {list(in_model)}: "
+            "correct config.json, or download the model again"
+        )
+    harmless, unread = split_unread(file_map.unread, checkpoint.read, config)
+    if missing := _missing(model, file_map, info):
+        raise SourceError(describe_missing(missing, unread, names, config))
+    if unread:
+        raise SourceError(describe_unread(unread, names, config))
+    if errors := info.get("error_msgs"):
+        raise SourceError(" ".join(str(errors[0]).split())[:240])
+    for what, number in harmless.items():
+        progress.note(f"{number} tensors of the files are not read: {what}")
+
+
+def _missing(model: Any, file_map: FileMap, info: Mapping[str, Any]) -> list[str]:
+    """The model's tensors that no tensor of the files makes and that share memory with none that one makes."""
+    state = model.state_dict()
+    filled = file_map.targets - set(info["missing_keys"])
+    places = {_place(state[name]) for name in filled}
+    return [
+        name
+        for name, tensor in state.items()
+        if name not in filled and _place(tensor) not in places and not is_computed_buffer(name, model)
+    ]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where ``tensor`` is in memory. Tied tensors have the same place."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+def _check_values(model: Any, checkpoint: Checkpoint, file_map: FileMap, progress: Progress) -> str:
+    """Compare each loaded tensor with its file; return the fingerprint of the files."""
+    state = model.state_dict()
+    fingerprint = Fingerprint()
+    progress.step("comparing the loaded weights with the files", sum(state[t].nbytes for t in file_map.targets))
+    for row in file_map.maps:
+        tensors = [checkpoint.read(name) for name in row.sources]
+        for name, tensor in zip(row.sources, tensors, strict=True):
+            fingerprint.add(name, tensor)
+        for name, expected in _converted(row, tensors).items():
+            _compare(state[name], expected, name, row)
+            progress.advance(state[name].nbytes)
+    for name in file_map.unread:
+        fingerprint.add(name, checkpoint.read(name))
+    return fingerprint.hexdigest()
+
+
+def _converted(row: TensorMap, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    try:
+        return row.convert(tensors)
+    except Exception as error:  # conversions of damaged tensors can raise anything
+        line = " ".join(str(error).split())[:160]
+        raise SourceError(
+            f"{row.sources[0]} of its files cannot be converted to {row.targets[0]} ({line}); download the model again"
+        ) from error
+
+
+def _compare(loaded: torch.Tensor, expected: torch.Tensor, name: str, row: TensorMap) -> None:
+    if expected.shape != loaded.shape:
+        raise SourceError(
+            f"{name} is {list(expected.shape)} in its files and {list(loaded.shape)} in the loaded model: "
+            "correct config.json, or download the model again"
+        )
+    if not _same(loaded.cpu(), expected.to(loaded.dtype), row.is_computed):
+        raise SourceError(
+            f"{name} of the loaded model is not what its files hold in {', '.join(row.sources[:2])}: "
+            "transformers changed it while loading; install the versions of transformers and torch that specrt names"
+        )
+
+
+def _same(loaded: torch.Tensor, expected: torch.Tensor, is_computed: bool) -> bool:
+    """Whether the bits are the same; for calculated values, whether they are but for rounding."""
+    if torch.equal(raw_bytes(loaded), raw_bytes(expected)):
+        return True
+    if not is_computed:
+        return False
+    bound = _ROUNDING * torch.finfo(loaded.dtype).eps * float(expected.abs().max())
+    return float((loaded.float() - expected.float()).abs().max()) <= bound
