@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def load_adapted(source: Source, dtype: torch.dtype, progress: Progress | None =
     loaded = load_model(source, dtype, progress)
     if source.adapter is None:
         return loaded
-    return replace(loaded, model=merge_adapter(loaded.model, source.adapter, source.name, progress.note))
+    return LoadedModel(merge_adapter(loaded.model, source.adapter, source.name, progress.note), loaded.fingerprint)
 
 
 def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str], None]) -> Any:
