@@ -111,7 +111,9 @@ def _check_tensors(adapter: Adapter, adapted: Any, tensors: dict[str, torch.Tens
 
     held = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     if missing := sorted(held.keys() - tensors.keys()):
-        raise SourceError(f"{adapter.name}: {len(missing)} tensors are missing from its file, the first is {missing[0]}")
+        raise SourceError(
+            f"{adapter.name}: {len(missing)} tensors are missing from its file, the first is {missing[0]}"
+        )
     held = {**adapted.state_dict(), **held}
     if unread := sorted(tensors.keys() - held.keys()):
         raise SourceError(
@@ -145,15 +147,22 @@ def _merge_layers(adapted: Any, adapter: Adapter) -> bool:
     for name, layer in adapted.named_modules():
         if not isinstance(layer, Linear):
             continue
-        module = layer.get_base_layer()
-        before = module.weight.detach().clone()
-        deltas = [] if any(layer.lora_variant) else [layer.get_delta_weight(key) for key in layer.active_adapters]
+        module: Any = layer.get_base_layer()
+        before: torch.Tensor = module.weight.detach().clone()
+        expected = None if any(layer.lora_variant) else before + _delta(layer).to(before.dtype)
         layer.merge(safe_merge=True)
         any_changed |= not torch.equal(before, module.weight)
-        if deltas and not torch.equal(module.weight, before + sum(deltas).to(before.dtype)):  # type: ignore[union-attr]
+        if expected is not None and not torch.equal(module.weight, expected):
             raise UnsupportedModelError(f"{adapter.name}: peft did not add its product to {name}; merge it elsewhere")
     others = any(not isinstance(layer, Linear) for layer in _tuners(adapted))
     return any_changed or others
+
+
+def _delta(layer: Any) -> torch.Tensor:
+    """What the one adapter of ``layer`` adds to its weight."""
+    (key,) = layer.active_adapters
+    delta: torch.Tensor = layer.get_delta_weight(key)
+    return delta
 
 
 def _tuners(adapted: Any) -> Iterator[Any]:

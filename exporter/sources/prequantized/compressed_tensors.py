@@ -50,8 +50,10 @@ def compressed_tensors_format(settings: Mapping[str, Any]) -> Format:
         return dequantize_scaled(parts[WEIGHT], parts["weight_scale"], parts.get("weight_zero_point"), block)
 
     is_packed = kinds == {_PACKED}
-    parts = ("weight_packed", "weight_scale", "weight_shape") if is_packed else (WEIGHT, "weight_scale")
-    if not is_packed and _PACKED in kinds:
+    parts: tuple[str, ...] = (WEIGHT, "weight_scale")
+    if is_packed:
+        parts = ("weight_packed", "weight_scale", "weight_shape")
+    elif _PACKED in kinds:
         parts = ("weight_scale",)  # some modules are packed, others are not
     optional = ("weight_zero_point", "weight_g_idx", "weight_packed", "weight_shape", WEIGHT)
     return Format("compressed-tensors", parts, tuple(p for p in optional if p not in parts), decode, _ACTIVATIONS)

@@ -73,9 +73,7 @@ def random_levels(
     top = 1 << bits
     zeros = np.full((rows, num_groups), top // 2) if symmetric else rng.integers(1, top, (rows, num_groups))
     scales = rng.uniform(0.01, 0.1, (rows, num_groups)).astype(np.float16)
-    return Levels(
-        rng.integers(0, top, (rows, columns)), zeros, scales, rng.permutation(group) if scattered else group
-    )
+    return Levels(rng.integers(0, top, (rows, columns)), zeros, scales, rng.permutation(group) if scattered else group)
 
 
 def gptq_parts(levels: Levels, bits: int, less_one: int = 1, with_order: bool = True) -> dict[str, torch.Tensor]:

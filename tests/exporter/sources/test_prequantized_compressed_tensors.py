@@ -11,9 +11,10 @@ import torch
 from specrt.engines.errors import SourceError, UnsupportedModelError
 from specrt.exporter.passes.rounding import round_blocks, share_on_grid
 from specrt.exporter.sources.prequantized.compressed_tensors import compressed_tensors_format
+from specrt.exporter.sources.prequantized.decoding import DecodedCheckpoint
 from specrt.exporter.sources.prequantized.scaling import fp8_format
 from tests.exporter.sources.packed import Stored, packed_parts, random_levels
-from tests.exporter.sources.test_prequantized_gptq_awq import DecodedCheckpoint, decoded
+from tests.exporter.sources.test_prequantized_gptq_awq import decoded
 from tests.exporter.test_rounding import restored
 
 ROWS, COLUMNS = 32, 256
@@ -58,7 +59,8 @@ def test_each_module_has_the_bits_of_its_group() -> None:
         "eight": {"targets": [r"re:.*down_proj"], "weights": {"num_bits": 8}},
     }
     form = compressed_tensors_format({"format": "pack-quantized", "config_groups": groups})
-    tensors, expected = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    expected = {}
     for name, bits in (("a.up_proj", 4), ("a.down_proj", 8)):
         levels = random_levels(np.random.default_rng(bits), ROWS, COLUMNS, 128, bits, symmetric=True)
         tensors |= {f"{name}.{part}": tensor for part, tensor in packed_parts(levels, bits, True, False).items()}
@@ -66,9 +68,9 @@ def test_each_module_has_the_bits_of_its_group() -> None:
     checkpoint = DecodedCheckpoint(Stored(tensors), form, lambda module: False)
     for name, weight in expected.items():
         assert np.abs(checkpoint.read(name).numpy() - weight).max() <= 1e-6 * np.abs(weight).max()
+    of_one = DecodedCheckpoint(Stored(tensors), compressed_tensors_format(settings(4)), lambda module: False)
     with pytest.raises(SourceError, match="not a whole"):
-        form_of_one = compressed_tensors_format(settings(4))
-        DecodedCheckpoint(Stored(tensors), form_of_one, lambda module: False).read("a.down_proj.weight")
+        of_one.read("a.down_proj.weight")
 
 
 @pytest.mark.parametrize("form", ["int-quantized", "naive-quantized"])
