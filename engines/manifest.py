@@ -6,12 +6,11 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.errors import BundleError
 from specrt.engines.heads import HEAD_NAMES
-from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, ModelSpec, TensorSpec, model_contract
+from specrt.engines.spec import DIALECTS, ModelSpec, TensorSpec, model_contract
 
 SCHEMA_VERSION = 5
 MANIFEST_NAME = "bundle.json"
@@ -54,10 +53,13 @@ class ModelEntry:
     ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
     maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
     ``adapter`` is what was merged into ``source``.
+    ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
+    torch model was compared; a draft that is made of the target's weights has the target's.
     """
 
     source: str
     revision: str | None
+    fingerprint: str
     architecture: str
     graph: str
     spec: ModelSpec
@@ -151,37 +153,17 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in (2, 3, 4, SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         raise BundleError(
-            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}, 4, 3 and 2; "
-            "export again, or install the specrt that wrote it"
+            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}; export again, "
+            "or install the specrt that wrote it"
         )
     try:
-        manifest = from_json(Manifest, _upgraded(data))
+        manifest = from_json(Manifest, data)
         _validate(manifest)
     except ValueError as error:
         raise BundleError(f"{path}: {error}; export the bundle again") from error
     return manifest
-
-
-def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """The content of an older schema with what has come since: each key at the value that it had for all bundles."""
-    version = data["schema_version"]
-    try:
-        models = [data["target"], *filter(None, [data["draft"]["model"]])]
-        for since, places, key, value in (
-            (3, [model["spec"] for model in models], "dialect", ONNXRUNTIME_DIALECT),
-            (4, [model["spec"] for model in models], "num_input_ids", None),
-            (4, [data["draft"]], "shares_kv", False),
-            (5, models, "adapter", None),
-        ):
-            for place in places if version < since else ():
-                if key in place:
-                    raise ValueError(f"unknown key {key!r}")
-                place[key] = value
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"a key is missing or of another type ({error})") from error
-    return data
 
 
 def _validate(manifest: Manifest) -> None:

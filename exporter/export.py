@@ -119,7 +119,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     (folder / role).mkdir()
     graph = folder / plan.graph
     progress.step(f"{role}: loading weights")
-    model = load_adapted(source, torch_dtype(plan.spec.dtype), progress).model
+    model, fingerprint = load_adapted(source, torch_dtype(plan.spec.dtype), progress)
     ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
     plan = _cut(model, plan, ids, progress)
     spec = plan.spec
@@ -146,6 +146,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     return ModelEntry(
         source=source.name,
         revision=source.revision,
+        fingerprint=fingerprint,
         architecture=source.architecture,
         graph=plan.graph,
         spec=spec,

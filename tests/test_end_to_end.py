@@ -17,6 +17,7 @@ from specrt.engines.seam import Array
 from specrt.engines.spec import LOGITS
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
+from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import find_source
 from specrt.runtime.predictor import Target
 from specrt.runtime.runtime import Runtime
@@ -76,7 +77,7 @@ def prompts(bundle: Path, manifest: Manifest) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def eager(gguf: Path, prompts: list[list[int]], manifest: Manifest) -> list[list[int]]:
     """Greedy ids of transformers, one list for each prompt."""
-    model = find_source(str(gguf)).load_model(torch.float32)
+    model = load_model(find_source(str(gguf)), torch.float32).model
     answers = []
     for ids in prompts:
         prompt = torch.tensor([ids])

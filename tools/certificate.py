@@ -23,13 +23,17 @@ from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import encode_own_or_ours
+from specrt.tools.source_check import NOT_COMPARED, check_sources, check_usage, roles_compared
 
 NUM_PROMPTS = 4
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was checked, where, and what came out."""
+    """What was checked, where, and what came out.
+
+    ``sources_compared`` are the models (``target``, ``draft``) whose files were compared with what was exported.
+    """
 
     bundle: str
     target: str
@@ -41,6 +45,7 @@ class Certificate:
     machine: str
     created_utc: str
     seconds: float
+    sources_compared: tuple[str, ...]
     checks: tuple[Check, ...]
 
     @property
@@ -73,23 +78,27 @@ def certify(
     num_draws: int = 4000,
     output: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    source: str | None = None,
+    draft_source: str | None = None,
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or beside the bundle as ``NAME.certificate.json``.
 
     ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
-    large model they take minutes. Raises ``UsageError`` for prompts that do not fit, and when the certificate cannot be
-    written there.
+    large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
+    exported (``specrt.tools.source_check``). Raises ``UsageError`` for prompts that do not fit, and when the
+    certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     _check_writable(output)
     started = time.perf_counter()
-    checked_manifest(bundle)
+    check_usage(checked_manifest(bundle), source, draft_source)
     with specrt.load(bundle, **(place or {})) as runtime:
         manifest = runtime.manifest
         ids = encode_own_or_ours(prompts, bundle, manifest, max_new_tokens + 8, NUM_PROMPTS)
         subject = Subject(bundle, runtime, ids, max_new_tokens, num_draws)
         found: list[Check] = []
         with shown_steps(len(_CHECKS)) as advance:
+            found += check_sources(manifest, source, draft_source, tell)
             for name, check in _CHECKS:
                 advance(name)
                 found += check(subject)
@@ -105,6 +114,7 @@ def certify(
             machine=str(describe_machine((place or {}).get("threads") or available_cores(), watch_seconds=0.0)),
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - started, 1),
+            sources_compared=roles_compared(found),
             checks=tuple(found),
         )
     output.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", encoding="utf-8")
@@ -127,6 +137,8 @@ def print_certificate(certificate: Certificate) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{certificate.bundle}: target {certificate.target}, draft {certificate.draft}", markup=False)
     console.print(f"{certificate.machine}; specrt {certificate.specrt_version}, {certificate.backend}", markup=False)
+    if not certificate.sources_compared:
+        console.print(NOT_COMPARED, markup=False)
     table = Table()
     for heading in ("check", "what was compared", "found", "passed"):
         table.add_column(heading, overflow="fold")

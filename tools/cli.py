@@ -130,6 +130,8 @@ def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> Non
 @place_options
 @click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
 @click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
+@click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the certificate as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:

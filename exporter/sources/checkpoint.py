@@ -6,6 +6,7 @@ Each is read by its own library and never by transformers, so that what transfor
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -60,9 +61,10 @@ class GgufCheckpoint(_Files):
         from gguf import GGUFReader
 
         reader = GGUFReader(str(path))
-        super().__init__({tensor.name: partial(_dequantized, tensor) for tensor in reader.tensors})
+        places = {t.name: (t.tensor_type, tuple(map(int, t.shape[::-1])), int(t.data_offset)) for t in reader.tensors}
+        super().__init__({name: partial(_gguf_tensor, path, *place) for name, place in places.items()})
         self.architecture = str(reader.fields["general.architecture"].contents())
-        self.types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+        self.types = {name: kind.name for name, (kind, _, _) in places.items()}
 
 
 def open_checkpoint(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> Checkpoint:
@@ -183,12 +185,13 @@ def _is_zip(path: Path) -> bool:
         return file.read(2) == b"PK"
 
 
-def _dequantized(tensor: Any) -> torch.Tensor:
-    """A GGUF tensor: F32, F16 and BF16 as they are, any block format as float32."""
+def _gguf_tensor(path: Path, kind: Any, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+    """The tensor of ``shape`` at ``offset`` bytes: F32, F16 and BF16 as they are, any block format as float32."""
     from gguf import GGMLQuantizationType, dequantize
+    from gguf.quants import quant_shape_to_byte_shape
 
-    if tensor.tensor_type == GGMLQuantizationType.BF16:
-        return torch.from_numpy(np.array(tensor.data).view(np.int16)).view(torch.bfloat16)
-    if tensor.tensor_type == GGMLQuantizationType.F16:
-        return torch.from_numpy(np.array(tensor.data))
-    return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
+    kind = GGMLQuantizationType(kind)
+    stored = (*shape[:-1], shape[-1] * plain.itemsize) if plain else quant_shape_to_byte_shape(shape, kind)
+    raw = np.fromfile(path, np.uint8, math.prod(stored), offset=offset).reshape(stored)
+    return torch.from_numpy(raw).view(plain) if plain else torch.from_numpy(dequantize(raw, kind))

@@ -8,8 +8,7 @@ with them bit by bit after the conversions that are known. The check and the fin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from optimum.exporters.tasks import TasksManager
@@ -19,7 +18,7 @@ from specrt.engines.errors import SourceError
 from specrt.engines.progress import Progress, Silent
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
-from specrt.exporter.sources.fingerprint import Fingerprint, raw_bytes
+from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
 from specrt.exporter.sources.gguf_mapping import map_gguf_names
 from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
@@ -32,8 +31,7 @@ _NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
 _ROUNDING = 4
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(NamedTuple):
     """A torch model in evaluation mode whose every tensor is its files', and the fingerprint of these."""
 
     model: Any
@@ -47,12 +45,14 @@ def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = N
     files (``specrt.exporter.sources.unread`` lists what is harmless; that is noted), and when a loaded tensor differs.
     """
     progress = progress or Silent()
-    checkpoint = source.checkpoint()
+    stored = source.checkpoint()
+    checkpoint = stored if source.decode is None else source.decode(stored)
     model, info = _from_pretrained(source, checkpoint, dtype)
     try:
         file_map = _map(model, checkpoint)
         _check_names(model, checkpoint, file_map, info, progress)
-        return LoadedModel(model, _check_values(model, checkpoint, file_map, progress))
+        fingerprint = _check_values(model, checkpoint, file_map, progress)
+        return LoadedModel(model, fingerprint if checkpoint is stored else fingerprint_of(stored))
     except SourceError as error:
         raise SourceError(f"{source.name}: {error}") from error
 
@@ -138,7 +138,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _check_values(model: Any, checkpoint: Checkpoint, file_map: FileMap, progress: Progress) -> str:
-    """Compare each loaded tensor with its file; return the fingerprint of the files."""
+    """Compare each loaded tensor with ``checkpoint``; return the fingerprint of what that holds."""
     state = model.state_dict()
     fingerprint = Fingerprint()
     progress.step("comparing the loaded weights with the files", sum(state[t].nbytes for t in file_map.targets))

@@ -65,9 +65,8 @@ class Source:
         return str(names[0]) if names else str(self.config.model_type)
 
     def checkpoint(self) -> Checkpoint:
-        """The tensors of its files, decoded where they are prequantized. Raises ``SourceError``."""
-        stored = open_checkpoint(self.location, self.options, self.revision)
-        return stored if self.decode is None else self.decode(stored)
+        """The tensors of its files, as stored. Raises ``SourceError``."""
+        return open_checkpoint(self.location, self.options, self.revision)
 
     def generation_config(self) -> Any:
         """The model's generation defaults, or None when it comes without."""
@@ -122,6 +121,12 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
 def _prequantized(name: str, config: Any, location: str, options: dict[str, Any]) -> Prequantized | None:
     find = finder(location, getattr(config, "_commit_hash", None))
     return find_prequantized(name, config, find, options.get("trust_remote_code", False))
+
+
+def find_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
+    """The tensors of ``name`` alone, as stored: no config or tokenizer is read, and no code of the model runs."""
+    location, options = _located(name, revision, trust_remote_code=False)
+    return open_checkpoint(location, options, revision)
 
 
 def _check_files(folder: Path, options: dict[str, Any]) -> None:

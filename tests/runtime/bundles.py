@@ -104,6 +104,7 @@ def _entry(role: str, spec: ModelSpec) -> ModelEntry:
     return ModelEntry(
         source=role,
         revision=None,
+        fingerprint="",
         architecture="Fake",
         graph=f"{role}/model",
         spec=spec,

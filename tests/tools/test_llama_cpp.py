@@ -93,12 +93,13 @@ def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bund
     """
     import torch
 
+    from specrt.exporter.sources.loading import load_model
     from specrt.exporter.sources.source import find_source
 
     source = find_source(str(smollm2))
     asked = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     prompts = [source.tokenizer(text)["input_ids"] for text in (asked, "Some emoji: 😀 🎉 😀 🎉 😀 🎉 😀")]
-    model: Any = source.load_model(torch.float32)
+    model: Any = load_model(source, torch.float32).model
     with llama_worker(tiny_bundle, smollm2) as worker:
         assert "CPU" in worker.started["kernels"] and worker.started["gguf"] == smollm2.name
         for ids in prompts:
