@@ -59,6 +59,19 @@ def in_8_bits(dtype: torch.dtype, scale: str, by_row: bool) -> Callable[..., tup
     return make
 
 
+def in_nf4(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    codes, table = torch.randint(0, 16, (shape[0] * shape[1],)), torch.linspace(-1, 1, 16)
+    absmax = torch.rand(len(codes) // 64) + 0.5
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": shape})
+    parts = {
+        "weight": (codes[::2] * 16 + codes[1::2]).to(torch.uint8)[:, None],
+        "weight.absmax": absmax,
+        "weight.quant_map": table,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state.encode()), dtype=torch.uint8),
+    }
+    return parts, (table[codes].view(-1, 64).double() * absmax[:, None]).view(shape).numpy()
+
+
 def settings_of(form: str, bits: int) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"num_bits": bits, "group_size": SIZE if form[0] == "p" else None}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
@@ -75,6 +88,7 @@ MODELS: dict[str, tuple[Callable[..., tuple[Parts, Array]], dict[str, Any], str 
     "int8": (in_8_bits(torch.int8, "weight_scale", True), settings_of("int-quantized", 8), None),
     "float8": (in_8_bits(torch.float8_e4m3fn, "weight_scale", True), settings_of("float-quantized", 8), None),
     "fp8": (in_8_bits(torch.float8_e4m3fn, "weight_scale_inv", False), {"quant_method": "fp8"}, None),
+    "bnb nf4": (in_nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}, None),
     "bnb int8": (
         in_8_bits(torch.int8, "SCB", True),
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
@@ -181,7 +195,19 @@ def test_modules_that_keep_their_weight_transposed(tmp_path: Path) -> None:
         assert np.abs(state[key].numpy() - weight.T).max() <= 1e-6 * np.abs(weight).max()
 
 
-UNREAD = ("aqlm", "quanto", "quark", "fouroversix", "fp_quant", "eetq", "higgs", "hqq", "fbgemm_fp8", "torchao", "bitnet")
+UNREAD = (
+    "aqlm",
+    "quanto",
+    "quark",
+    "fouroversix",
+    "fp_quant",
+    "eetq",
+    "higgs",
+    "hqq",
+    "fbgemm_fp8",
+    "torchao",
+    "bitnet",
+)
 UNREAD += ("vptq", "spqr", "nvfp4", "mxfp8", "auto-round", "mxfp4", "metal", "sinq", "an-unknown-one")
 
 
