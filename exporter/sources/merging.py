@@ -182,8 +182,8 @@ def _compare(merged: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, a
     largest, difference = float(expected.abs().max()), float((merged - expected).abs().max())
     if not difference <= LOGITS_TOLERANCE[str(dtype).removeprefix("torch.")] * largest:  # NaN fails too
         raise UnsupportedModelError(
-            f"{adapter.name}: merged, the logits differ by {difference:.2g} (largest {largest:.2g}) from those with the "
-            "adapter next to the base: it cannot be merged; export a model that holds it instead"
+            f"{adapter.name}: merged, the logits differ by {difference:.2g} (largest {largest:.2g}) from those with "
+            "the adapter next to the base: it cannot be merged; export a model that holds it instead"
         )
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are stored quantized, read without the packages that wrote them: see docs/checkpoints.md."""
+"""Checkpoints of quantized weights, read without the packages that wrote them. See docs/checkpoints.md."""

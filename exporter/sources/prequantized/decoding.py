@@ -77,8 +77,8 @@ class DecodedCheckpoint:
         tensor = self._stored.read(name)
         if name.endswith(f".{WEIGHT}") and tensor.element_size() == 1:
             raise SourceError(
-                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')} without its scales; download the model "
-                "again, or export the one that it was made from"
+                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')} without its scales; download the "
+                "model again, or export the one that it was made from"
             )
         return tensor
 
