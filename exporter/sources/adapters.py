@@ -1,4 +1,4 @@
-"""Adapters: found next to a model, instead of one, or named by ``--adapter``. What they change is read in ``merging``."""
+"""Adapters: next to a model, instead of one, or named by ``--adapter``. ``merging`` reads their weights."""
 
 from __future__ import annotations
 
