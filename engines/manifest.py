@@ -38,11 +38,21 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class AdapterEntry:
+    """A LoRA adapter that was merged into a model's weights, and the SHA-256 of the file that it came in."""
+
+    source: str
+    revision: str | None
+    sha256: str
+
+
+@dataclass(frozen=True)
 class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
     ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
     maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
+    ``adapter`` is what was merged into ``source``.
     ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
     torch model was compared; a draft that is made of the target's weights has the target's.
     """
@@ -61,6 +71,7 @@ class ModelEntry:
     parity: Parity
     heads: dict[str, str]
     quantization: str = "none"
+    adapter: AdapterEntry | None = None
 
     @property
     def weights(self) -> str:

@@ -15,6 +15,7 @@ from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.manifest import (
     SCHEMA_VERSION,
+    AdapterEntry,
     DraftEntry,
     Manifest,
     ModelEntry,
@@ -37,8 +38,9 @@ from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
-from specrt.exporter.sources.loading import load_model
-from specrt.exporter.sources.source import Source, find_source
+from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
+from specrt.exporter.sources.merging import load_adapted
+from specrt.exporter.sources.source import Source
 from specrt.exporter.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
@@ -49,12 +51,15 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     progress = progress or Silent()
     check_output(options.output, options.force)
     progress.step("reading configs")
-    target = plan_model("target", find_source(options.target, options.revision, options.trust_remote_code), options)
+    choice = AdapterChoice(options.adapter, options.adapter_revision, options.no_adapter)
+    found = find_adapted(options.target, options.revision, options.trust_remote_code, choice)
+    target = plan_model("target", found, options)
     draft = None
     if options.draft not in MODEL_FREE_DRAFTS:
         source = target.source
         if not options.is_draft_of_target:
-            source = find_source(options.draft, options.draft_revision, options.trust_remote_code)
+            choice = AdapterChoice(ignore=options.no_adapter)
+            source = find_adapted(options.draft, options.draft_revision, options.trust_remote_code, choice)
         draft = plan_model("draft", source, options)
     eos = _eos(target.source)
     _check_draft(target, draft, eos, progress)
@@ -114,7 +119,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     (folder / role).mkdir()
     graph = folder / plan.graph
     progress.step(f"{role}: loading weights")
-    model, fingerprint = load_model(source, torch_dtype(plan.spec.dtype), progress)
+    model, fingerprint = load_adapted(source, torch_dtype(plan.spec.dtype), progress)
     ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
     plan = _cut(model, plan, ids, progress)
     spec = plan.spec
@@ -153,7 +158,13 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
         parity=parity,
         heads=heads,
         quantization=plan.quantization,
+        adapter=_adapter_entry(source),
     )
+
+
+def _adapter_entry(source: Source) -> AdapterEntry | None:
+    adapter = source.adapter
+    return None if adapter is None else AdapterEntry(adapter.name, adapter.revision, adapter.sha256())
 
 
 def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPlan:

@@ -31,7 +31,8 @@ class ExportOptions:
     """What ``specrt export`` was asked for.
 
     ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
-    ``draft_vocab`` None lets the draft propose every id that it knows.
+    ``draft_vocab`` None lets the draft propose every id that it knows. ``adapter`` is merged into the target;
+    ``no_adapter`` leaves out one that a model's folder holds.
     """
 
     target: str
@@ -48,6 +49,9 @@ class ExportOptions:
     backend: str = "onnxruntime"
     revision: str | None = None
     draft_revision: str | None = None
+    adapter: str | None = None
+    adapter_revision: str | None = None
+    no_adapter: bool = False
     trust_remote_code: bool = False
     force: bool = False
 

@@ -103,7 +103,10 @@ def _memory_line(row: ResidentMemory) -> str:
 def _print_model(console: Console, role: str, entry: ModelEntry) -> None:
     spec, parity = entry.spec, entry.parity
     quantized = "" if entry.quantization == "none" else f", weights in {entry.quantization}"
-    console.print(f"\n[bold]{role}[/bold]: {entry.architecture} from {entry.source}", highlight=False, soft_wrap=True)
+    adapter = f" with adapter {entry.adapter.source} ({entry.adapter.sha256[:12]})" if entry.adapter else ""
+    console.print(
+        f"\n[bold]{role}[/bold]: {entry.architecture} from {entry.source}{adapter}", highlight=False, soft_wrap=True
+    )
     console.print(
         f"weights {entry.weights_bytes / 1e6:.0f} MB ({spec.dtype}{quantized}), "
         f"KV {spec.kv_bytes / 1e6:.1f} MB a sequence "

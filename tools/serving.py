@@ -179,10 +179,12 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     import torch
     from transformers import GenerationConfig
 
-    from specrt.exporter.sources.loading import load_model
-    from specrt.exporter.sources.source import find_source
+    from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
+    from specrt.exporter.sources.merging import load_adapted
 
-    found = find_source(entry.source, entry.revision) if source is None else find_source(source)
-    model = load_model(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
+    adapter = entry.adapter
+    choice = AdapterChoice(ignore=True) if adapter is None else AdapterChoice(adapter.source, adapter.revision)
+    found = find_adapted(source or entry.source, entry.revision if source is None else None, choice=choice)
+    model = load_adapted(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     return model

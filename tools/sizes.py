@@ -40,9 +40,9 @@ def cost_of(name: str, shape: Shape, revision: str | None = None, trust_remote_c
     Raises ``SourceError`` when its config cannot be read and ``UnsupportedModelError`` when it cannot be exported.
     """
     from specrt.exporter.observe import observe
-    from specrt.exporter.sources.source import find_config
+    from specrt.exporter.sources.adapters import find_adapted_config
 
-    config = find_config(name, revision, trust_remote_code)
+    config = find_adapted_config(name, revision, trust_remote_code)
     path = Path(name)
     shown = path.parent.name if path.name == "config.json" else path.name
     return _cost(shown, config, observe(config, trust_remote_code), shape)

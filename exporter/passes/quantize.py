@@ -53,6 +53,7 @@ QUANTIZATIONS = {
 }
 TABLE = QUANTIZATIONS["int8"]
 WORTH_OFFSETS = 0.5  # of a weight's blocks must lie on a grid of their own
+_OF_OFFSETS = 0.02  # of a weight's blocks may lie on one with an offset before the weight gets offsets
 ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides
 
 
@@ -178,9 +179,11 @@ class _Parts:
         self._small: tuple[Array, Array] | None = None
         first, second = (int(size) for size in tensor.shape)  # type: ignore[arg-type]
         rows, columns = (first, second) if rows_first else (second, first)
-        self.has_offsets = (
-            quantization.has_zero_points and share_on_grid(self._by_row(), quantization.block_size) >= WORTH_OFFSETS
-        )
+        weight, size = self._by_row(), quantization.block_size
+        on_grid = share_on_grid(weight, size) if quantization.has_zero_points else 0.0
+        is_kept = on_grid >= WORTH_OFFSETS
+        self.through_zero = is_kept and share_on_grid(weight, size, through_zero=True) >= on_grid - _OF_OFFSETS
+        self.has_offsets = is_kept and not self.through_zero
         self.shape = (rows, columns + (columns // quantization.block_size if self.has_offsets else 0))
 
     def _by_row(self) -> Array:
@@ -191,7 +194,9 @@ class _Parts:
     def data(self) -> Array:
         weight = self._by_row()
         if self._quantization.bits == 4:
-            data, scales, zero_points = quantized_in_4_bits(weight, self._quantization, self.has_offsets)
+            data, scales, zero_points = quantized_in_4_bits(
+                weight, self._quantization, self.has_offsets, self.through_zero
+            )
         else:
             data, scales, zero_points = quantized(np.asarray(weight.T, np.float32), self._quantization)
         self._small = (scales, zero_points)
@@ -220,13 +225,16 @@ def quantized(weight: Array, quantization: Quantization) -> tuple[Array, Array, 
     return data, scales.reshape(num_rows, num_blocks), zero_points.reshape(num_rows, -1)
 
 
-def quantized_in_4_bits(weight: Array, quantization: Quantization, with_offsets: bool) -> tuple[Array, Array, Array]:
+def quantized_in_4_bits(
+    weight: Array, quantization: Quantization, with_offsets: bool, through_zero: bool = False
+) -> tuple[Array, Array, Array]:
     """Blocks [N, B, bytes] u8, scales [N, B] f32 and zero points [N, bytes] u8 of ``weight`` [N, K].
 
     With offsets, blocks of columns that hold them follow, in 4 bits themselves: they are at most half a step.
+    ``through_zero`` is as in ``round_blocks``.
     """
     size = quantization.block_size
-    parts = [round_blocks(weight, size, with_offsets)]
+    parts = [round_blocks(weight, size, with_offsets, through_zero)]
     if parts[0].offsets is not None:
         parts.append(round_blocks(parts[0].offsets, size, with_offsets=False))
     levels, scales, zero_points = (

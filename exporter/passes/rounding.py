@@ -4,9 +4,10 @@ A weight is ``scale * q + lowest`` with ``q`` in 0 .. 15. The kernels know a zer
 lowest value, ``scale * (q - z)``. What that leaves, ``offset = lowest + z * scale``, is one number for a whole block:
 it can be added as ``offset * sum of the block's inputs``, exactly, by columns that are appended to the weight.
 
-Weights that come out of a 4-bit file (GGUF: Q4_0, Q4_1, Q4_K) lie on such a grid already. With the offset they are
-found again; without, each block is off by up to half a step. Blocks that lie on none get the scale and zero point that
-lose least, and no offset, which would hardly help.
+Weights that come out of a 4-bit file lie on such a grid already. With the offset they are found again; without, each
+block is off by up to half a step. Grids with a whole zero point (GPTQ, AWQ, compressed-tensors; GGUF's Q4_0, but not
+Q4_1 and Q4_K) have offsets of zero, and need none. Blocks that lie on no grid get the scale and zero point that lose
+least, and no offset, which would hardly help.
 """
 
 from __future__ import annotations
@@ -35,21 +36,27 @@ class Rounded:
     offsets: Array | None  # [N, B] f32
 
 
-def share_on_grid(weight: Array, size: int) -> float:
-    """The share of blocks of ``weight`` [N, K] f32 that come out of 4 bits, judged by rows spread over it."""
+def share_on_grid(weight: Array, size: int, through_zero: bool = False) -> float:
+    """The share of blocks of ``weight`` [N, K] f32 that come out of 4 bits, judged by rows spread over it.
+
+    ``through_zero`` counts those whose offset is zero only.
+    """
     rows, columns = weight.shape
     if columns % size:
         return 0.0
     sample = np.ascontiguousarray(weight[:: max(1, rows // _SAMPLE_ROWS)], np.float32)
-    *_, misses = _grid_of(torch.from_numpy(sample.reshape(-1, size)))
+    blocks = torch.from_numpy(sample.reshape(-1, size))
+    *_, misses = _grid_of(_and_zero(blocks) if through_zero else blocks)
     return float((misses <= _ON_GRID).float().mean())
 
 
-def round_blocks(weight: Array, size: int, with_offsets: bool) -> Rounded:
+def round_blocks(weight: Array, size: int, with_offsets: bool, through_zero: bool = False) -> Rounded:
     """Round ``weight`` [N, K] f32 in blocks of ``size``; the last one is filled with zeros.
 
     ``with_offsets``: blocks that lie on a grid are rounded to it; all others as without, to what loses least.
+    ``through_zero``: without offsets, blocks on a grid that needs none are rounded to it.
     """
+    round_one = _round_through_zero if through_zero else _round_on_grid if with_offsets else _round_searched
     rows, columns = weight.shape
     num_blocks = -(-columns // size)
     per_chunk = max(1, _CHUNK // (num_blocks * size))
@@ -57,7 +64,7 @@ def round_blocks(weight: Array, size: int, with_offsets: bool) -> Rounded:
     for start in range(0, rows, per_chunk):
         chunk = torch.from_numpy(np.ascontiguousarray(weight[start : start + per_chunk], np.float32))
         padded = torch.nn.functional.pad(chunk, (0, num_blocks * size - columns)).view(-1, size)
-        parts.append((_round_on_grid if with_offsets else _round_searched)(padded))
+        parts.append(round_one(padded))
     levels, scales, zeros, offsets = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
     by_row = (rows, num_blocks)
     return Rounded(
@@ -91,8 +98,23 @@ def _grid_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return torch.where(scales > 0, scales, torch.ones_like(scales)), lowest, misses
 
 
+def _and_zero(blocks: torch.Tensor) -> torch.Tensor:
+    """[B, size] -> [B, size + 1]: a grid of these has zero on it, and so a whole zero point."""
+    return torch.nn.functional.pad(blocks, (0, 1))
+
+
+def _round_through_zero(blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    scales, lowest, misses = _grid_of(_and_zero(blocks))
+    return _on_grid_or_searched(blocks, scales, lowest, misses)
+
+
 def _round_on_grid(blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    scales, lowest, misses = _grid_of(blocks)
+    return _on_grid_or_searched(blocks, *_grid_of(blocks))
+
+
+def _on_grid_or_searched(
+    blocks: torch.Tensor, scales: torch.Tensor, lowest: torch.Tensor, misses: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     zeros = (-lowest / scales).round().clamp(0, LEVELS)
     levels = ((blocks - lowest[:, None]) / scales[:, None]).round().clamp(0, LEVELS)
     rounded = (levels.to(torch.uint8), scales, zeros.to(torch.uint8), lowest + zeros * scales)

@@ -89,7 +89,7 @@ def open_checkpoint(location: str, options: Mapping[str, Any] | None = None, rev
 
 def weight_files(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> list[Path]:
     """The files that hold the weights: one, or the shards that an index names. Raises as ``open_checkpoint`` does."""
-    find = _finder(location, revision)
+    find = finder(location, revision)
     gguf_file = (options or {}).get("gguf_file")
     files = [_found(find, gguf_file)] if gguf_file else _shards(find, location)
     for path in files:
@@ -107,7 +107,7 @@ def refuse_lfs_pointer(path: Path) -> None:
             )
 
 
-def _finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
+def finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
     """A function from a file name to its path on this machine, or None when the model has no such file."""
     folder = Path(location).expanduser()
     if folder.is_dir():

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from specrt.engines.errors import SourceError, SpecrtError
-from specrt.exporter.sources.checkpoint import Checkpoint, open_checkpoint, refuse_lfs_pointer, weight_files
+from specrt.exporter.sources.checkpoint import Checkpoint, finder, open_checkpoint, refuse_lfs_pointer, weight_files
+from specrt.exporter.sources.prequantized.methods import Prequantized, find_prequantized
+
+if TYPE_CHECKING:
+    from specrt.exporter.sources.adapters import Adapter
 
 # Files other than the weights that transformers reads.
 _TEXT_FILES = (
@@ -38,6 +42,7 @@ class Source:
 
     ``decode`` makes floats under standard names of the files' tensors, for a prequantized model; ``config`` is then
     that of the float model. The model is built from these tensors instead of by transformers' reading of the files.
+    ``adapter`` is to be merged into the weights (``specrt.exporter.sources.merging``), ``notes`` are for the user.
     """
 
     name: str
@@ -46,6 +51,8 @@ class Source:
     location: str
     options: dict[str, Any] = field(default_factory=dict)
     decode: Callable[[Checkpoint], Checkpoint] | None = None
+    adapter: Adapter | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def revision(self) -> str | None:
@@ -105,7 +112,15 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
         raise SourceError(
             f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
         )
-    return Source(name, config, tokenizer, location, options)
+    found = None if "gguf_file" in options else _prequantized(name, config, location, options)
+    if found is None:
+        return Source(name, config, tokenizer, location, options)
+    return Source(name, found.config, tokenizer, location, options, found.decode, notes=found.notes)
+
+
+def _prequantized(name: str, config: Any, location: str, options: dict[str, Any]) -> Prequantized | None:
+    find = finder(location, getattr(config, "_commit_hash", None))
+    return find_prequantized(name, config, find, options.get("trust_remote_code", False))
 
 
 def find_checkpoint(name: str, revision: str | None = None) -> Checkpoint:
@@ -132,7 +147,10 @@ def find_config(name: str, revision: str | None = None, trust_remote_code: bool 
     elif not path.is_file():
         raise SourceError(f"{path}: no such file; give a config.json, a folder with one, a hub id or a .gguf file")
     with reading(name):
-        return AutoConfig.from_pretrained(location, **options)
+        config = AutoConfig.from_pretrained(location, **options)
+    folder = str(path.parent) if path.suffix == ".json" else location
+    found = None if "gguf_file" in options else _prequantized(name, config, folder, options)
+    return config if found is None else found.config
 
 
 def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:

@@ -60,6 +60,20 @@ def test_a_grid_is_found_again(seed: int, largest: int) -> None:
     assert within.all() or (rounded.zero_points[~within] % 15 == 0).all()
 
 
+@given(seed=st.integers(0, 10_000))
+def test_a_grid_with_a_whole_zero_point_needs_no_offsets(seed: int) -> None:
+    """As GPTQ and AWQ store weights: four blocks share a scale and a zero point."""
+    rng = np.random.default_rng(seed)
+    levels, zeros = rng.integers(0, 16, (4, 8 * SIZE)), rng.integers(1, 16, (4, 2)).repeat(4 * SIZE, axis=1)
+    scales = rng.uniform(0.01, 0.1, (4, 2)).astype(np.float16).astype(np.float32).repeat(4 * SIZE, axis=1)
+    weight = (levels - zeros).astype(np.float32) * scales
+    assert share_on_grid(weight, SIZE, through_zero=True) == 1
+    rounded = round_blocks(weight, SIZE, with_offsets=False, through_zero=True)
+    assert rounded.offsets is None
+    assert np.abs(restored(rounded) - weight).max() <= 1e-6 * np.abs(weight).max()
+    assert share_on_grid(on_a_grid(rng, 4, 50), SIZE, through_zero=True) < 0.3
+
+
 def test_offsets_are_what_makes_it_exact() -> None:
     weight = on_a_grid(np.random.default_rng(0), 8, 8)
     without = restored(round_blocks(weight, SIZE, with_offsets=False))
