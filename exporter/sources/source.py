@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from optimum.exporters.tasks import TasksManager
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, SpecrtError
+from specrt.exporter.sources.ending import read_generation_config
+from specrt.exporter.sources.gguf_file import is_gguf_name
+from specrt.exporter.sources.gguf_source import GgufSource, gguf_in
+from specrt.exporter.sources.hub_files import fetch_tokenizer_files, optional_bytes
 
 TASK = "text-generation"
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -42,42 +45,37 @@ class Source:
         names = getattr(self.config, "architectures", None)
         return str(names[0]) if names else str(self.config.model_type)
 
+    @property
+    def gguf(self) -> GgufSource | None:
+        """The GGUF file that it is, or None."""
+        return gguf_in(self.location, self.options)
+
     def load_model(self, dtype: torch.dtype) -> Any:
         """The torch model in evaluation mode, weights in ``dtype``. Raises ``SourceError``."""
         model_class = TasksManager.get_model_class_for_task(TASK, framework="pt")
+        options = {"dtype": dtype, "low_cpu_mem_usage": True, "config": self.config, **self.options}
         with _reading(self.name), torch.no_grad():
-            model = model_class.from_pretrained(self.location, dtype=dtype, low_cpu_mem_usage=True, **self.options)
+            model = model_class.from_pretrained(self.location, **options)
+            if self.gguf is not None:
+                self.gguf.restore_order(model)
         return model.eval()
 
     def generation_config(self) -> Any:
-        """The model's generation defaults, or None when it comes without."""
-        if "gguf_file" in self.options:
-            return None
-        try:
-            return GenerationConfig.from_pretrained(self.location, revision=self.options.get("revision") or "main")
-        except OSError:
-            return None
-        except Exception as error:  # what is in the file decides what is raised
-            line = " ".join(str(error).split())[:240]
-            raise SourceError(
-                f"{self.name}: generation_config.json: {type(error).__name__}: {line}; mend or remove the file"
-            ) from error
+        """The model's generation defaults as attributes, or None when it comes without. Raises ``SourceError``."""
+        if self.gguf is not None:
+            return self.gguf.generation_config()
+        return read_generation_config(self.name, self.location, self._wanted_revision)
 
     def licenses(self) -> dict[str, bytes]:
-        """Licence files by name; for a GGUF file without one, what its metadata says."""
-        folder = Path(self.location)
-        if folder.is_dir():
-            found = {name: (folder / name).read_bytes() for name in _LICENSES if (folder / name).is_file()}
-            if not found and "gguf_file" in self.options:
-                found = _license_of_gguf(folder / self.options["gguf_file"])
-            return found
-        found = {}
-        for name in _LICENSES:
-            try:
-                found[name] = Path(hf_hub_download(self.location, name, revision=self.revision)).read_bytes()
-            except (OSError, ValueError):
-                continue
-        return found
+        """Licence files by name; for a GGUF file without one, what its metadata says. Raises ``SourceError``."""
+        names = [name for name in _LICENSES if not (Path(self.location) / name).is_dir()]
+        contents = {name: optional_bytes(self.location, name, self._wanted_revision) for name in names}
+        found = {name: content for name, content in contents.items() if content is not None}
+        return found if found or self.gguf is None else self.gguf.license()
+
+    @property
+    def _wanted_revision(self) -> str | None:
+        return self.revision or self.options.get("revision")
 
 
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:
@@ -87,7 +85,10 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
     if path.is_dir() and "gguf_file" not in options and not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
         raise SourceError(f"{path}: no weights (*.safetensors, *.bin) in this folder; download the whole model")
     with _reading(name):
+        if gguf := gguf_in(location, options):
+            return Source(name, gguf.config(), gguf.tokenizer(), location, options)
         config = AutoConfig.from_pretrained(location, **options)
+        fetch_tokenizer_files(location, getattr(config, "_commit_hash", None) or revision)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
     if not getattr(tokenizer, "is_fast", False):
         raise SourceError(
@@ -106,14 +107,15 @@ def find_config(name: str, revision: str | None = None, trust_remote_code: bool 
     elif not path.is_file():
         raise SourceError(f"{path}: no such file; give a config.json, a folder with one, a hub id or a .gguf file")
     with _reading(name):
-        return AutoConfig.from_pretrained(location, **options)
+        gguf = gguf_in(location, options)
+        return gguf.config() if gguf else AutoConfig.from_pretrained(location, **options)
 
 
 def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[str, dict[str, Any]]:
     """(folder or hub id, options of ``from_pretrained``)."""
     path = Path(name).expanduser()
     options: dict[str, Any] = {}
-    if path.suffix == ".gguf" or path.exists():
+    if is_gguf_name(path) or path.exists():
         location, options = _local(path)
         if revision is not None:
             raise SourceError(f"{name}: --revision {revision} is for hub ids, this is a local path; leave it out")
@@ -129,7 +131,7 @@ def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[
 
 def _local(path: Path) -> tuple[str, dict[str, Any]]:
     """(folder, options) of a local model."""
-    if path.suffix == ".gguf":
+    if is_gguf_name(path):
         if not path.is_file():
             raise SourceError(f"{path}: no such file; 'specrt fetch' brings the models of the demo")
         return str(path.parent), {"gguf_file": path.name}
@@ -137,7 +139,7 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
         raise SourceError(
             f"{path}: neither a folder nor a .gguf file; give a hub id, a Hugging Face folder or a .gguf file"
         )
-    gguf = sorted(path.glob("*.gguf"))
+    gguf = sorted(file for file in path.iterdir() if is_gguf_name(file))
     if not (path / "config.json").is_file():
         if len(gguf) == 1:
             return str(path), {"gguf_file": gguf[0].name}
@@ -152,15 +154,8 @@ def _reading(name: str) -> Iterator[None]:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
+    except SpecrtError:
+        raise
     except Exception as error:  # a damaged file can make its reader raise anything
         line = " ".join(str(error).split())[:240]
         raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error
-
-
-def _license_of_gguf(path: Path) -> dict[str, bytes]:
-    from gguf import GGUFReader
-
-    fields = GGUFReader(str(path)).fields
-    lines = [f"{key}: {fields[key].contents()}" for key in sorted(fields) if key.startswith("general.license")]
-    text = "\n".join([f"Licence as named in the metadata of {path.name}:", *lines]) + "\n"
-    return {"LICENSE.txt": text.encode()} if lines else {}
