@@ -1,4 +1,4 @@
-"""At which ids a model ends: the union of what its config, generation config and tokenizer state, none of it skipped."""
+"""At which ids a model ends: the union of what its config, generation config and tokenizer state, nothing skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a GGUF file outside its architecture and its tokenizer: what kind of file it is, and how to sample from it."""
+"""Keys of a GGUF file outside its architecture and tokenizer: what kind of file it is, and how to sample from it."""
 
 from __future__ import annotations
 

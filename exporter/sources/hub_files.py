@@ -82,6 +82,6 @@ def _failed(location: str, name: str, error: Exception) -> SourceError:
     cause = error.__cause__ or error
     line = " ".join(str(cause).split())[:160]
     return SourceError(
-        f"{location}: {name} could not be fetched ({type(cause).__name__}: {line}), so it is not known whether the model "
-        "has one; try again, go online, or download the whole model and give its folder"
+        f"{location}: {name} could not be fetched ({type(cause).__name__}: {line}), so it is not known whether the "
+        "model has one; try again, go online, or download the whole model and give its folder"
     )

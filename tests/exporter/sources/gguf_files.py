@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written as llama.cpp's converter writes them, for comparison with the transformers model they state."""
+"""Tiny GGUF files, written as llama.cpp's converter writes them, to compare with the transformers model they state."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def write_gguf(
     tensors: dict[str, np.ndarray] | None = None,
     others: dict[str, Any] | None = None,
 ) -> Path:
-    """Write ``model`` to ``path``. Of the metadata, ``keys`` (of the architecture) and ``others`` (whole) are changed or
-    added, or left out where None; so are ``tensors``."""
+    """Write ``model`` to ``path``. ``keys`` (of the architecture), ``others`` (whole keys) and ``tensors`` are changed
+    or added, and left out where None."""
     writer = GGUFWriter(path, architecture)
     own = {**keys_of(architecture), **(keys or {})}
     whole = {f"{architecture}.{key}": value for key, value in own.items()} | tokenizer_keys() | (others or {})
@@ -175,7 +175,7 @@ def _tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
         if suffix not in ("weight", "bias"):
             base, suffix = name, "weight"
         array = tensor.numpy()
-        if architecture == "llama" and ".q_proj" in name or architecture == "llama" and ".k_proj" in name:
+        if architecture == "llama" and (".q_proj" in name or ".k_proj" in name):
             heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
             array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         if architecture in _PLUS_ONE and name.endswith("norm.weight"):
