@@ -169,7 +169,9 @@ def _correct_byte_level(gguf: GgufFile, backend: Tokenizer) -> None:
 
 def _correct_sentencepiece(gguf: GgufFile, backend: Tokenizer) -> None:
     """Take out the space that is put before a text, where the file says so."""
-    is_put = backend.encode("a", add_special_tokens=False).tokens[:1] != ["a"]
+    text = backend.normalizer.normalize_str("a") if backend.normalizer else "a"
+    pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer else [(text, (0, 1))]
+    is_put = pieces[0][0].startswith("▁")
     is_wanted = _flag(gguf, "ggml.add_space_prefix", is_put)
     if is_put == is_wanted:
         return

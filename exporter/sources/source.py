@@ -131,7 +131,7 @@ def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[
 
 def _local(path: Path) -> tuple[str, dict[str, Any]]:
     """(folder, options) of a local model."""
-    if is_gguf_name(path):
+    if is_gguf_name(path) and not path.is_dir():
         if not path.is_file():
             raise SourceError(f"{path}: no such file; 'specrt fetch' brings the models of the demo")
         return str(path.parent), {"gguf_file": path.name}
@@ -139,8 +139,8 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
         raise SourceError(
             f"{path}: neither a folder nor a .gguf file; give a hub id, a Hugging Face folder or a .gguf file"
         )
-    gguf = sorted(file for file in path.iterdir() if is_gguf_name(file))
     if not (path / "config.json").is_file():
+        gguf = sorted(file for file in path.glob("*") if is_gguf_name(file))
         if len(gguf) == 1:
             return str(path), {"gguf_file": gguf[0].name}
         raise SourceError(f"{path}: no config.json in this folder; give a Hugging Face model folder or a .gguf file")
