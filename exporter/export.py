@@ -29,7 +29,7 @@ from specrt.exporter.bundle import check_output, file_entries, new_bundle, write
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.heads import write_heads
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
-from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
+from specrt.exporter.pair import check_pair, compare_tokenizers
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.dequantize import dequantize_weights
 from specrt.exporter.passes.graph import bytes_per_pass
@@ -39,6 +39,7 @@ from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
+from specrt.exporter.sources.ending import eos_ids, generation_defaults
 from specrt.exporter.sources.merging import load_adapted
 from specrt.exporter.sources.source import Source
 from specrt.exporter.trace import torch_dtype, trace
@@ -61,7 +62,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             choice = AdapterChoice(ignore=options.no_adapter)
             source = find_adapted(options.draft, options.draft_revision, options.trust_remote_code, choice)
         draft = plan_model("draft", source, options)
-    eos = _eos(target.source)
+    eos = _eos(target)
     _check_draft(target, draft, eos, progress)
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress)
@@ -89,15 +90,16 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
         return manifest_from_bundle(folder)
 
 
-def _eos(source: Source) -> tuple[int, ...]:
-    return eos_ids(source.config, source.generation_config(), source.tokenizer)
+def _eos(plan: ModelPlan) -> tuple[int, ...]:
+    source = plan.source
+    return eos_ids(source.config, source.generation_config(), source.tokenizer, plan.observation.vocab_size)
 
 
 def _check_draft(target: ModelPlan, draft: ModelPlan | None, eos: tuple[int, ...], progress: Progress) -> None:
     if draft is None:
         return
     compare_tokenizers(target.source.tokenizer.backend_tokenizer, draft.source.tokenizer.backend_tokenizer)
-    for line in check_pair(eos, _eos(draft.source), target.spec.max_seq_len, draft.spec.max_seq_len):
+    for line in check_pair(eos, _eos(draft), target.spec.max_seq_len, draft.spec.max_seq_len):
         progress.note(line)
 
 

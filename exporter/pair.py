@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from specrt.engines.errors import PairError, SourceError
+from specrt.engines.errors import PairError
 
 MEND = "pick a draft of the same family, or --draft ngram"
 
@@ -30,36 +28,6 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
         if len(set(flags)) == 2:
             kinds = [f"{'special' if flag else 'plain'} ({wanted!r})" for flag in flags]
             raise _mismatch(token_id, *kinds)
-
-
-def eos_ids(config: Any, generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The sorted union of the end-of-sequence ids of a transformers config, generation config and tokenizer.
-
-    Each may hold an id, several or none, and may itself be None. Negative ids, which some configs use for none, are
-    left out.
-    """
-    found: set[int] = set()
-    for source in (config, generation_config, tokenizer):
-        value: int | Sequence[int] | None = getattr(source, "eos_token_id", None)
-        if value is not None:
-            found.update([value] if isinstance(value, int) else value)
-    return tuple(sorted(token_id for token_id in found if token_id >= 0))
-
-
-def generation_defaults(generation_config: Any) -> dict[str, float]:
-    """The sampling settings of a transformers generation config (or None), by the names of specrt's options.
-
-    Raises ``SourceError`` for one that is no finite number.
-    """
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    found = {name: getattr(generation_config, name, None) for name in names}
-    if getattr(generation_config, "do_sample", None) is False:
-        found = {"temperature": 0, "repetition_penalty": found["repetition_penalty"]}
-    given = {name: value for name, value in found.items() if value is not None}
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise SourceError(f"generation config: {name} is {value!r}, expected a number; mend generation_config.json")
-    return {name: float(value) for name, value in given.items()}
 
 
 def check_pair(

@@ -28,7 +28,7 @@ def check_llama_cpp(manifest: Manifest, sources: Mapping[str, str]) -> Path:
     if importlib.util.find_spec("xllamacpp") is None:
         raise UsageError(f"llama.cpp: the package xllamacpp is not installed; {INSTALL}, or leave it out")
     name = sources.get("gguf", sources.get("target", manifest.target.source))
-    if Path(name).suffix != ".gguf":
+    if Path(name).suffix.lower() != ".gguf":
         raise UsageError(
             f"llama.cpp: got the source {name}, expected a .gguf file; name one with --gguf, or leave it out"
         )

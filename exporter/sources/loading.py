@@ -86,6 +86,8 @@ def _from_pretrained(source: Source, checkpoint: Checkpoint, dtype: torch.dtype)
         except RuntimeError:  # conversions that failed are only named in transformers' log
             _check_conversions(_without_weights(source), checkpoint, source.name)
             raise
+        if source.gguf is not None:
+            source.gguf.restore_order(model)
     return model.eval(), info
 
 

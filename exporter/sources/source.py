@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from specrt.engines.errors import SourceError, SpecrtError
 from specrt.exporter.sources.checkpoint import Checkpoint, finder, open_checkpoint, refuse_lfs_pointer, weight_files
+from specrt.exporter.sources.ending import read_generation_config
+from specrt.exporter.sources.gguf_file import is_gguf_name
+from specrt.exporter.sources.gguf_source import GgufSource, gguf_in
+from specrt.exporter.sources.hub_files import fetch_tokenizer_files, optional_bytes
 from specrt.exporter.sources.prequantized.methods import Prequantized, find_prequantized
 
 if TYPE_CHECKING:
@@ -68,35 +71,27 @@ class Source:
         """The tensors of its files, as stored. Raises ``SourceError``."""
         return open_checkpoint(self.location, self.options, self.revision)
 
+    @property
+    def gguf(self) -> GgufSource | None:
+        """The GGUF file that it is, or None."""
+        return gguf_in(self.location, self.options)
+
     def generation_config(self) -> Any:
-        """The model's generation defaults, or None when it comes without."""
-        if "gguf_file" in self.options:
-            return None
-        try:
-            return GenerationConfig.from_pretrained(self.location, revision=self.options.get("revision") or "main")
-        except OSError:
-            return None
-        except Exception as error:  # what is in the file decides what is raised
-            line = " ".join(str(error).split())[:240]
-            raise SourceError(
-                f"{self.name}: generation_config.json: {type(error).__name__}: {line}; mend or remove the file"
-            ) from error
+        """The model's generation defaults as attributes, or None when it comes without. Raises ``SourceError``."""
+        if self.gguf is not None:
+            return self.gguf.generation_config()
+        return read_generation_config(self.name, self.location, self._wanted_revision)
 
     def licenses(self) -> dict[str, bytes]:
-        """Licence files by name; for a GGUF file without one, what its metadata says."""
-        folder = Path(self.location)
-        if folder.is_dir():
-            found = {name: (folder / name).read_bytes() for name in _LICENSES if (folder / name).is_file()}
-            if not found and "gguf_file" in self.options:
-                found = _license_of_gguf(folder / self.options["gguf_file"])
-            return found
-        found = {}
-        for name in _LICENSES:
-            try:
-                found[name] = Path(hf_hub_download(self.location, name, revision=self.revision)).read_bytes()
-            except (OSError, ValueError):
-                continue
-        return found
+        """Licence files by name; for a GGUF file without one, what its metadata says. Raises ``SourceError``."""
+        names = [name for name in _LICENSES if not (Path(self.location) / name).is_dir()]
+        contents = {name: optional_bytes(self.location, name, self._wanted_revision) for name in names}
+        found = {name: content for name, content in contents.items() if content is not None}
+        return found if found or self.gguf is None else self.gguf.license()
+
+    @property
+    def _wanted_revision(self) -> str | None:
+        return self.revision or self.options.get("revision")
 
 
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:
@@ -106,13 +101,16 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
     if path.exists():
         _check_files(Path(location), options)
     with reading(name):
+        if gguf := gguf_in(location, options):
+            return Source(name, gguf.config(), gguf.tokenizer(), location, options)
         config = AutoConfig.from_pretrained(location, **options)
+        fetch_tokenizer_files(location, getattr(config, "_commit_hash", None) or revision)
         tokenizer = AutoTokenizer.from_pretrained(location, **options)
     if not getattr(tokenizer, "is_fast", False):
         raise SourceError(
             f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
         )
-    found = None if "gguf_file" in options else _prequantized(name, config, location, options)
+    found = _prequantized(name, config, location, options)
     if found is None:
         return Source(name, config, tokenizer, location, options)
     return Source(name, found.config, tokenizer, location, options, found.decode, notes=found.notes)
@@ -147,9 +145,11 @@ def find_config(name: str, revision: str | None = None, trust_remote_code: bool 
     elif not path.is_file():
         raise SourceError(f"{path}: no such file; give a config.json, a folder with one, a hub id or a .gguf file")
     with reading(name):
+        if gguf := gguf_in(location, options):
+            return gguf.config()
         config = AutoConfig.from_pretrained(location, **options)
     folder = str(path.parent) if path.suffix == ".json" else location
-    found = None if "gguf_file" in options else _prequantized(name, config, folder, options)
+    found = _prequantized(name, config, folder, options)
     return config if found is None else found.config
 
 
@@ -157,7 +157,7 @@ def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[
     """(folder or hub id, options of ``from_pretrained``)."""
     path = Path(name).expanduser()
     options: dict[str, Any] = {}
-    if path.suffix == ".gguf" or path.exists():
+    if is_gguf_name(path) or path.exists():
         location, options = _local(path)
         if revision is not None:
             raise SourceError(f"{name}: --revision {revision} is for hub ids, this is a local path; leave it out")
@@ -173,7 +173,7 @@ def _located(name: str, revision: str | None, trust_remote_code: bool) -> tuple[
 
 def _local(path: Path) -> tuple[str, dict[str, Any]]:
     """(folder, options) of a local model."""
-    if path.suffix == ".gguf":
+    if is_gguf_name(path) and not path.is_dir():
         if not path.is_file():
             raise SourceError(f"{path}: no such file; 'specrt fetch' brings the models of the demo")
         return str(path.parent), {"gguf_file": path.name}
@@ -181,8 +181,8 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
         raise SourceError(
             f"{path}: neither a folder nor a .gguf file; give a hub id, a Hugging Face folder or a .gguf file"
         )
-    gguf = sorted(path.glob("*.gguf"))
     if not (path / "config.json").is_file():
+        gguf = sorted(file for file in path.glob("*") if is_gguf_name(file))
         if len(gguf) == 1:
             return str(path), {"gguf_file": gguf[0].name}
         raise SourceError(f"{path}: no config.json in this folder; give a Hugging Face model folder or a .gguf file")
@@ -201,12 +201,3 @@ def reading(name: str) -> Iterator[None]:
     except Exception as error:  # a damaged file can make its reader raise anything
         line = " ".join(str(error).split())[:240]
         raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error
-
-
-def _license_of_gguf(path: Path) -> dict[str, bytes]:
-    from gguf import GGUFReader
-
-    fields = GGUFReader(str(path)).fields
-    lines = [f"{key}: {fields[key].contents()}" for key in sorted(fields) if key.startswith("general.license")]
-    text = "\n".join([f"Licence as named in the metadata of {path.name}:", *lines]) + "\n"
-    return {"LICENSE.txt": text.encode()} if lines else {}

@@ -1,16 +1,12 @@
-"""A draft is refused for another token at an id, and for nothing that leaves the meaning of ids; sampling defaults."""
+"""A draft is refused for another token at an id, and for nothing that leaves the meaning of ids."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
-from transformers import GenerationConfig
 
 from specrt.engines.errors import PairError
-from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
+from specrt.exporter.pair import check_pair, compare_tokenizers
 
 
 def tokenizer(
@@ -62,26 +58,6 @@ def test_a_token_of_the_model_may_be_an_added_one_in_the_other() -> None:
     compare_tokenizers(tokenizer("a", "b", added={"b": True}), tokenizer("a", "b", added={"a": True}))
 
 
-def holder(*ids: Any) -> list[Any]:
-    return [SimpleNamespace(eos_token_id=value) for value in ids]
-
-
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        (holder(2, [106, 1], 2), (1, 2, 106)),
-        (holder(None, 7, None), (7,)),
-        (holder(0, None, 0), (0,)),
-        (holder([5], (5, 3), 4), (3, 4, 5)),
-        (holder(-1, [-1, 9], None), (9,)),
-        ([SimpleNamespace(), None, *holder(1)], (1,)),
-        (holder(None, None, None), ()),
-    ],
-)
-def test_eos_ids_are_the_union(sources: list[Any], expected: tuple[int, ...]) -> None:
-    assert eos_ids(*sources) == expected
-
-
 @pytest.mark.parametrize(
     ("target_eos", "draft_eos", "lengths", "expected"),
     [
@@ -109,52 +85,3 @@ def test_what_does_no_harm_is_told(
     target_eos: tuple[int, ...], draft_eos: tuple[int, ...], lengths: tuple[int, int], expected: list[str]
 ) -> None:
     assert check_pair(target_eos, draft_eos, *lengths) == expected
-
-
-@pytest.mark.parametrize("made_by", [GenerationConfig, SimpleNamespace])
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {}),
-        ({"eos_token_id": 2, "max_length": 20, "num_beams": 3, "do_sample": True}, {}),
-        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
-        ({"temperature": 0.6, "top_p": 0.95}, {"temperature": 0.6, "top_p": 0.95}),
-        (
-            {
-                "do_sample": True,
-                "temperature": 1,
-                "top_k": 20,
-                "top_p": 0.8,
-                "min_p": 0.05,
-                "repetition_penalty": 1.05,
-                "typical_p": 0.9,
-            },
-            {"temperature": 1.0, "top_k": 20.0, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.05},
-        ),
-        ({"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": None}, {"temperature": 0.7, "top_k": 0.0}),
-        ({"do_sample": False}, {"temperature": 0.0}),
-        ({"do_sample": False, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "temperature": 0.7}, {"temperature": 0.0}),
-        ({"do_sample": False, "repetition_penalty": 1.1}, {"temperature": 0.0, "repetition_penalty": 1.1}),
-    ],
-    ids=[
-        "nothing",
-        "nothing of ours",
-        "temperature",
-        "do_sample is not said",
-        "all",
-        "neutral and none",
-        "greedy",
-        "greedy in spite of the rest",
-        "greedy with a penalty",
-    ],
-)
-def test_generation_defaults_are_what_the_config_gives_as_floats(
-    made_by: type, given: dict[str, Any], expected: dict[str, float]
-) -> None:
-    found = generation_defaults(made_by(**given))
-    assert found == expected
-    assert {type(value) for value in found.values()} <= {float}
-
-
-def test_a_model_without_a_generation_config_has_no_defaults() -> None:
-    assert generation_defaults(None) == {}

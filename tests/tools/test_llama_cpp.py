@@ -55,7 +55,7 @@ def test_the_gguf_file_is_the_bundles_source_or_the_one_that_is_named(tiny_bundl
         check_llama_cpp(manifest, {})
     with pytest.raises(SourceError, match=r"none\.gguf: no such file"):
         check_llama_cpp(manifest, {"gguf": str(tmp_path / "none.gguf")})
-    file = tmp_path / "a.gguf"
+    file = tmp_path / "a.GGUF"
     file.write_bytes(b"")
     assert check_llama_cpp(manifest, {"target": str(file)}) == file
     assert check_llama_cpp(manifest, {"target": "x", "gguf": str(file)}) == file
