@@ -6,6 +6,8 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -23,9 +25,14 @@ from specrt.engines.spec import (
     ModelSpec,
     TensorSpec,
     model_contract,
+    past_name,
 )
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, register
+from specrt.exporter.cutting import only_layers, place_of_layers
 from specrt.exporter.emission import STANDARD_OPSET
+from specrt.exporter.kinds import Records, record
+from specrt.exporter.passes.simplify import fold_weights, simplify
+from specrt.exporter.stamping import CannotStamp, Stamp, marked
 from specrt.exporter.tracing import Tracing, tracing
 
 _OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
@@ -77,12 +84,89 @@ def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
 def trace(model: Any, spec: ModelSpec) -> ir.Model:
     """Trace ``model`` (a transformers causal LM, in ``spec.dtype``) into an ONNX model with the contract's names.
 
-    Weights stay the torch tensors' own memory until the graph is saved.
+    One layer of each kind is traced; where that cannot be, all are. Weights stay the torch tensors' own memory until
+    the graph is saved.
     """
+    prepare(model, spec)
+    kinds = layer_kinds(model, spec)
+    if kinds is not None:
+        try:
+            return _stamped(model, spec, kinds)
+        except CannotStamp:
+            pass  # the layers are intertwined in a way that only the graph shows
+    return trace_whole(model, spec)
+
+
+def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
+    """``trace`` of all layers."""
+    prepare(model, spec)
+    graph = _exported(model, spec)
+    _name_dimensions(graph, spec)
+    return simplify(graph)
+
+
+def prepare(model: Any, spec: ModelSpec) -> None:
+    """Give ``model`` the attention of the contract, and the positional encoding of ``spec.max_seq_len``."""
     register()
     model.set_attn_implementation(IMPLEMENTATION)
-    contract = model_contract(spec)
     _freeze_longrope(model, spec.max_seq_len)
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """``kept`` are the first layers of each kind; ``kinds`` has the index in ``kept`` of each layer's kind."""
+
+    kept: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+
+def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
+    """The kinds of the layers of a prepared ``model``; None where all must be traced.
+
+    A model of the kept layers alone must run the same operators as the whole one, in these layers and around them.
+    """
+    try:
+        parent, name = place_of_layers(model)
+        whole = _records(model, spec, getattr(parent, name))
+        firsts = [whole.layers.index(layer) for layer in whole.layers]
+        kept = tuple(sorted(set(firsts)))
+        if len(kept) == len(firsts):
+            return None
+        with only_layers(model, kept):
+            part = _records(model, _spec_of(spec, kept), getattr(parent, name))
+    except Exception:  # a model that cannot be recorded can still be traced, or is refused by the trace
+        return None
+    if part.outside != whole.outside or part.layers != tuple(whole.layers[index] for index in kept):
+        return None
+    return LayerKinds(kept, tuple(map(kept.index, firsts)))
+
+
+def _records(model: Any, spec: ModelSpec, layers: Sequence[torch.nn.Module]) -> Records:
+    inputs = {tensor.name: _example(tensor) for tensor in model_contract(spec).inputs}
+    owners = {past_name(part, index): index for index in range(len(layers)) for part in ("key", "value")}
+    return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
+
+
+def _stamped(model: Any, spec: ModelSpec, found: LayerKinds) -> ir.Model:
+    parent, name = place_of_layers(model)
+    layers = getattr(parent, name)
+    place = next(path for path, module in model.named_modules() if module is layers)
+    part_spec = _spec_of(spec, found.kept)
+    with only_layers(model, found.kept), marked([layers[index] for index in found.kept]):
+        graph = _exported(model, part_spec)
+    _name_dimensions(graph, part_spec)
+    stamp = Stamp(graph, f"model.{place}", len(found.kept))
+    simplify(graph)
+    return fold_weights(stamp.apply(found.kinds, layers, spec))
+
+
+def _spec_of(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
+    """The spec of a model of the ``kept`` layers."""
+    return replace(spec, kv_layers=tuple(spec.kv_layers[index] for index in kept))
+
+
+def _exported(model: Any, spec: ModelSpec) -> ir.Model:
+    contract = model_contract(spec)
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(
             _ContractModule(model, spec).eval(),
@@ -95,7 +179,6 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
             output_names=[tensor.name for tensor in contract.outputs],
         )
     assert program is not None
-    _name_dimensions(program.model, spec)
     return program.model
 
 
