@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from specrt.engines.spec import (
     CAPACITY,
@@ -87,29 +89,35 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
     One layer of each kind is traced; where that cannot be, all are. Weights stay the torch tensors' own memory until
     the graph is saved.
     """
-    prepare(model, spec)
-    kinds = layer_kinds(model, spec)
-    if kinds is not None:
-        try:
-            return _stamped(model, spec, kinds)
-        except CannotStamp:
-            pass  # the layers are intertwined in a way that only the graph shows
+    with _prepared(model, spec):
+        kinds = layer_kinds(model, spec)
+        if kinds is not None:
+            try:
+                return _stamped(model, spec, kinds)
+            except CannotStamp:
+                pass  # the layers are intertwined in a way that only the graph shows
     return trace_whole(model, spec)
 
 
 def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
     """``trace`` of all layers."""
-    prepare(model, spec)
-    graph = _exported(model, spec)
+    with _prepared(model, spec):
+        graph = _exported(model, spec)
     _name_dimensions(graph, spec)
     return simplify(graph)
 
 
-def prepare(model: Any, spec: ModelSpec) -> None:
-    """Give ``model`` the attention of the contract, and the positional encoding of ``spec.max_seq_len``."""
+@contextlib.contextmanager
+def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
+    """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
     register()
     model.set_attn_implementation(IMPLEMENTATION)
-    _freeze_longrope(model, spec.max_seq_len)
+    frozen = _freeze_longrope(model, spec.max_seq_len)
+    try:
+        yield
+    finally:
+        for module in frozen:
+            module.rope_type = _LONGROPE
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class LayerKinds:
 
 
 def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
-    """The kinds of the layers of a prepared ``model``; None where all must be traced.
+    """The kinds of the layers of ``model`` with the contract's attention; None where all must be traced.
 
     A model of the kept layers alone must run the same operators as the whole one, in these layers and around them.
     """
@@ -167,7 +175,7 @@ def _spec_of(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
 
 def _exported(model: Any, spec: ModelSpec) -> ir.Model:
     contract = model_contract(spec)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _operators_read_once():
         program = torch.onnx.export(
             _ContractModule(model, spec).eval(),
             ([_example(tensor) for tensor in contract.inputs],),
@@ -192,13 +200,30 @@ def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:
             value.shape = ir.Shape(tensor.shape)
 
 
-def _freeze_longrope(model: Any, max_seq_len: int) -> None:
-    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions."""
-    for module in model.modules():
-        if getattr(module, "rope_type", None) == "longrope":
-            positions = torch.tensor([[max_seq_len - 1]])
-            module(torch.zeros(1, dtype=torch.float32), positions)
-            module.rope_type = "default"
+_LONGROPE = "longrope"
+
+
+def _freeze_longrope(model: Any, max_seq_len: int) -> list[Any]:
+    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions. -> what changed"""
+    modules = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
+    for module in modules:
+        module(torch.zeros(1, dtype=torch.float32), torch.tensor([[max_seq_len - 1]]))
+        module.rope_type = "default"
+    return modules
+
+
+_read_operators = functools.cache(ONNXRegistry.from_torchlib)
+
+
+@contextlib.contextmanager
+def _operators_read_once() -> Iterator[None]:
+    """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
+    read = vars(ONNXRegistry)["from_torchlib"]
+    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = read  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
