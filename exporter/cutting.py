@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
 
     Raises ``UnsupportedModelError`` where the layers are not one list.
     """
-    layers = getattr(*_place_of_layers(model))
+    layers = getattr(*place_of_layers(model))
     ids = ids[:_NUM_RANKED]
     whole = whole_logits(model, ids)
     harm = []
@@ -35,17 +36,39 @@ def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
 
 def keep_layers(model: Any, kept: Sequence[int]) -> None:
     """Take all other layers out of ``model``; those left are numbered anew, in their order."""
-    parent, name = _place_of_layers(model)
+    parent, name = place_of_layers(model)
     layers = getattr(parent, name)
     setattr(parent, name, torch.nn.ModuleList([layers[index] for index in kept]))
-    for number, index in enumerate(kept):
-        for module in layers[index].modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = number
+    _number(getattr(parent, name))
     config = model.config.get_text_config()
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[index] for index in kept]
     config.num_hidden_layers = len(kept)
+
+
+@contextmanager
+def only_layers(model: Any, kept: Sequence[int]) -> Iterator[None]:
+    """Inside the block ``model`` has the ``kept`` layers only, and after it all of them again."""
+    parent, name = place_of_layers(model)
+    layers, config = getattr(parent, name), model.config.get_text_config()
+    types = getattr(config, "layer_types", None)
+    keep_layers(model, kept)
+    try:
+        yield
+    finally:
+        setattr(parent, name, layers)
+        _number(layers)
+        if types:
+            config.layer_types = types
+        config.num_hidden_layers = len(layers)
+
+
+def _number(layers: Iterable[torch.nn.Module]) -> None:
+    """Give every module that knows the index of its layer the index in ``layers``."""
+    for number, layer in enumerate(layers):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = number
 
 
 def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -54,7 +77,8 @@ def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
-def _place_of_layers(model: Any) -> tuple[Any, str]:
+def place_of_layers(model: Any) -> tuple[Any, str]:
+    """The module that has the list of layers, and the list's name there. Raises ``UnsupportedModelError``."""
     wanted = model.config.get_text_config().num_hidden_layers
     for parent in model.modules():
         for name, child in parent.named_children():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime
 import gc
 import importlib.metadata
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
         heads = _write_heads(plans, folder)
-        models = [_export_model(plan, folder, heads[plan.role], progress) for plan in plans]
+        models = _export_models(plans, folder, heads, progress)
         tokenizer = _write_tokenizer(target.source, folder)
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
@@ -115,47 +118,84 @@ def _write_heads(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str, st
     }
 
 
-def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
-    """Load, record the reference, trace, optimize, save, free, then compare the written graph with the reference."""
-    role, source = plan.role, plan.source
-    (folder / role).mkdir()
-    graph = folder / plan.graph
-    progress.step(f"{role}: loading weights")
-    model, fingerprint = load_adapted(source, torch_dtype(plan.spec.dtype), progress)
-    ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
-    plan = _cut(model, plan, ids, progress)
-    spec = plan.spec
-    progress.step(f"{role}: reference logits")
-    expected = expected_logits(model, spec, ids, progress.note)
-    progress.step(f"{role}: tracing")
-    traced = _trace(model, plan)
-    optimize(traced, spec)
-    if plan.quantization != "none":
-        store = dequantize_weights if spec.dialect == STANDARD_DIALECT else quantize_weights
-        store(traced, plan.quantization, spec.vocab_size)
-    read_bytes = bytes_per_pass(traced)
-    weights_bytes = _write(traced, plan, graph, progress)
-    release_weights(model, traced)
-    del model, traced
+@dataclass(frozen=True)
+class _Written:
+    """A model in its place in the bundle, and what its graph must answer: ``expected`` [N, V] on ``ids`` [N]."""
+
+    plan: ModelPlan
+    ids: Array
+    expected: Array
+    fingerprint: str
+    weights_bytes: int
+    bytes_per_pass: int
+
+
+def _export_models(
+    plans: list[ModelPlan], folder: Path, heads: dict[str, dict[str, str]], progress: Progress
+) -> list[ModelEntry]:
+    """Models of the same weights are loaded once, and their memory is free again when the graphs are compared."""
+    entries = []
+    for _, same in itertools.groupby(plans, lambda plan: (id(plan.source), plan.spec.dtype)):
+        for written in _write_models(list(same), folder, progress):
+            entries.append(_compare(written, folder, heads[written.plan.role], progress))
+    return entries
+
+
+def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> list[_Written]:
+    """Load the weights that ``plans`` share; write each model; free the weights."""
+    source = plans[0].source
+    progress.step(f"{plans[0].role}: loading weights")
+    model, fingerprint = load_adapted(source, torch_dtype(plans[0].spec.dtype), progress)
+    written: list[_Written] = []
+    graphs: list[ir.Model] = []
+    for plan in plans:
+        (folder / plan.role).mkdir()
+        if written and plan.spec == written[0].plan.spec:  # the same model, stored otherwise
+            ids, expected = written[0].ids, written[0].expected
+        else:
+            ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
+            plan = _cut(model, plan, ids, progress)
+            progress.step(f"{plan.role}: reference logits")
+            expected = expected_logits(model, plan.spec, ids, progress.note)
+            progress.step(f"{plan.role}: tracing")
+            traced = optimize(_trace(model, plan), plan.spec)
+        graph = traced.clone()  # of the graph alone: tensors are shared
+        if plan.quantization != "none":
+            store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
+            store(graph, plan.quantization, plan.spec.vocab_size)
+        weights_bytes = _write(graph, plan, folder / plan.graph, progress)
+        written.append(_Written(plan, ids, expected, fingerprint, weights_bytes, bytes_per_pass(graph)))
+        graphs += [traced, graph]
+    release_weights(model, graphs)
+    del model, graphs, traced, graph
     gc.collect()
+    return written
+
+
+def _compare(written: _Written, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
+    """Compare the written graph with the torch model's logits; record both in the bundle."""
+    plan, source, spec = written.plan, written.plan.source, written.plan.spec
+    role, graph = plan.role, folder / plan.graph
     progress.step(f"{role}: comparing with the torch model")
     with runnable(graph, spec) as (checked, checked_spec):
-        parity = check_parity(checked, checked_spec, ids, expected, available_cores(), plan.quantization != "none")
-    save_reference(folder / role / "reference.npz", ids, expected)
+        parity = check_parity(
+            checked, checked_spec, written.ids, written.expected, available_cores(), plan.quantization != "none"
+        )
+    save_reference(folder / role / "reference.npz", written.ids, written.expected)
     for name, content in source.licenses().items():
         (folder / role / name).write_bytes(content)
     contract = model_contract(spec)
     return ModelEntry(
         source=source.name,
         revision=source.revision,
-        fingerprint=fingerprint,
+        fingerprint=written.fingerprint,
         architecture=source.architecture,
         graph=plan.graph,
         spec=spec,
         inputs=contract.inputs,
         outputs=contract.outputs,
-        weights_bytes=weights_bytes,
-        bytes_per_pass=read_bytes,
+        weights_bytes=written.weights_bytes,
+        bytes_per_pass=written.bytes_per_pass,
         reference=f"{role}/reference.npz",
         parity=parity,
         heads=heads,
@@ -216,12 +256,13 @@ def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
     )
 
 
-def release_weights(model: Any, graph: ir.Model) -> None:
+def release_weights(model: Any, graphs: Iterable[ir.Model]) -> None:
     """Free the memory of all weights now: onnxscript's rules remember the last graph they matched, and so all of it."""
     for parameter in model.parameters():
         parameter.data = parameter.new_empty(0)
-    for value in graph.graph.initializers.values():
-        value.const_value = None
+    for graph in graphs:
+        for value in graph.graph.initializers.values():
+            value.const_value = None
 
 
 def _write_tokenizer(source: Source, folder: Path) -> TokenizerEntry:

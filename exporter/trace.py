@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from specrt.engines.spec import (
     CAPACITY,
@@ -23,9 +27,14 @@ from specrt.engines.spec import (
     ModelSpec,
     TensorSpec,
     model_contract,
+    past_name,
 )
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, register
+from specrt.exporter.cutting import only_layers, place_of_layers
 from specrt.exporter.emission import STANDARD_OPSET
+from specrt.exporter.kinds import Records, record
+from specrt.exporter.passes.simplify import fold_weights, simplify
+from specrt.exporter.stamping import CannotStamp, Stamp, marked
 from specrt.exporter.tracing import Tracing, tracing
 
 _OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
@@ -77,13 +86,96 @@ def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
 def trace(model: Any, spec: ModelSpec) -> ir.Model:
     """Trace ``model`` (a transformers causal LM, in ``spec.dtype``) into an ONNX model with the contract's names.
 
-    Weights stay the torch tensors' own memory until the graph is saved.
+    One layer of each kind is traced; where that cannot be, all are. Weights stay the torch tensors' own memory until
+    the graph is saved.
     """
+    with _prepared(model, spec):
+        kinds = layer_kinds(model, spec)
+        if kinds is not None:
+            try:
+                return _stamped(model, spec, kinds)
+            except CannotStamp:
+                pass  # the layers are intertwined in a way that only the graph shows
+    return trace_whole(model, spec)
+
+
+def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
+    """``trace`` of all layers."""
+    with _prepared(model, spec):
+        graph = _exported(model, spec)
+    _name_dimensions(graph, spec)
+    return simplify(graph)
+
+
+@contextlib.contextmanager
+def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
+    """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
     register()
     model.set_attn_implementation(IMPLEMENTATION)
+    frozen = _freeze_longrope(model, spec.max_seq_len)
+    try:
+        yield
+    finally:
+        for module in frozen:
+            module.rope_type = _LONGROPE
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """``kept`` are the first layers of each kind; ``kinds`` has the index in ``kept`` of each layer's kind."""
+
+    kept: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+
+def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
+    """The kinds of the layers of ``model`` with the contract's attention; None where all must be traced.
+
+    A model of the kept layers alone must run the same operators as the whole one, in these layers and around them.
+    """
+    try:
+        parent, name = place_of_layers(model)
+        whole = _records(model, spec, getattr(parent, name))
+        firsts = [whole.layers.index(layer) for layer in whole.layers]
+        kept = tuple(sorted(set(firsts)))
+        if len(kept) == len(firsts):
+            return None
+        with only_layers(model, kept):
+            part = _records(model, _spec_of(spec, kept), getattr(parent, name))
+    except Exception:  # a model that cannot be recorded can still be traced, or is refused by the trace
+        return None
+    if part.outside != whole.outside or part.layers != tuple(whole.layers[index] for index in kept):
+        return None
+    return LayerKinds(kept, tuple(map(kept.index, firsts)))
+
+
+def _records(model: Any, spec: ModelSpec, layers: Sequence[torch.nn.Module]) -> Records:
+    inputs = {tensor.name: _example(tensor) for tensor in model_contract(spec).inputs}
+    owners = {past_name(part, index): index for index in range(len(layers)) for part in ("key", "value")}
+    return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
+
+
+def _stamped(model: Any, spec: ModelSpec, found: LayerKinds) -> ir.Model:
+    parent, name = place_of_layers(model)
+    layers = getattr(parent, name)
+    place = next(path for path, module in model.named_modules() if module is layers)
+    part_spec = _spec_of(spec, found.kept)
+    with only_layers(model, found.kept), marked([layers[index] for index in found.kept]):
+        graph = _exported(model, part_spec)
+    _name_dimensions(graph, part_spec)
+    stamp = Stamp(graph, f"model.{place}", len(found.kept))
+    simplify(graph)
+    return fold_weights(stamp.apply(found.kinds, layers, spec))
+
+
+def _spec_of(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
+    """The spec of a model of the ``kept`` layers."""
+    return replace(spec, kv_layers=tuple(spec.kv_layers[index] for index in kept))
+
+
+def _exported(model: Any, spec: ModelSpec) -> ir.Model:
     contract = model_contract(spec)
-    _freeze_longrope(model, spec.max_seq_len)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _operators_read_once():
         program = torch.onnx.export(
             _ContractModule(model, spec).eval(),
             ([_example(tensor) for tensor in contract.inputs],),
@@ -95,7 +187,6 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
             output_names=[tensor.name for tensor in contract.outputs],
         )
     assert program is not None
-    _name_dimensions(program.model, spec)
     return program.model
 
 
@@ -109,13 +200,30 @@ def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:
             value.shape = ir.Shape(tensor.shape)
 
 
-def _freeze_longrope(model: Any, max_seq_len: int) -> None:
-    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions."""
-    for module in model.modules():
-        if getattr(module, "rope_type", None) == "longrope":
-            positions = torch.tensor([[max_seq_len - 1]])
-            module(torch.zeros(1, dtype=torch.float32), positions)
-            module.rope_type = "default"
+_LONGROPE = "longrope"
+
+
+def _freeze_longrope(model: Any, max_seq_len: int) -> list[Any]:
+    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions. -> what changed"""
+    modules = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
+    for module in modules:
+        module(torch.zeros(1, dtype=torch.float32), torch.tensor([[max_seq_len - 1]]))
+        module.rope_type = "default"
+    return modules
+
+
+_read_operators = functools.cache(ONNXRegistry.from_torchlib)
+
+
+@contextlib.contextmanager
+def _operators_read_once() -> Iterator[None]:
+    """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
+    read = vars(ONNXRegistry)["from_torchlib"]
+    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = read  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

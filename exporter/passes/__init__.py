@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnxscript.optimizer import optimize_ir
 from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
@@ -15,11 +14,10 @@ from specrt.exporter.passes.rotary import fold_rotary
 
 
 def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
-    """All passes of the spec's dialect, in order. The first folds constants; transposed weights stay views.
+    """All passes of the spec's dialect, in order, on a simplified graph.
 
-    Those after the second need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
+    Those after the first two need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
     """
-    optimize_ir(model)
     if spec.dialect == STANDARD_DIALECT:
         return read_tied_table(drop_round_trips(model))
     fuse_rms_normalization(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -129,24 +129,36 @@ def _copy(model: ir.Model, nodes: list[ir.Node], wanted: tuple[ir.Value, ...], i
 
     start = copy_of(graph_input)
     assert start is not None
-    copies = [
-        ir.Node(
-            node.domain,
-            node.op_type,
-            [copy_of(value) for value in node.inputs],
-            attributes=list(node.attributes.values()),
-            outputs=[_present(copy_of(value)) for value in node.outputs],
-        )
-        for node in nodes
-    ]
+    inside = set(nodes)
+    for value in (value for node in nodes for value in node.inputs):
+        if value is not None and value.producer() not in inside:
+            copy_of(value)
+    copies = copy_nodes(nodes, mapping)
     outputs = [mapping[value] for value in wanted]
     graph = ir.Graph([start], outputs, nodes=copies, initializers=initializers, opset_imports=model.graph.opset_imports)
     return ir.Model(graph, ir_version=model.ir_version)
 
 
-def _present(value: ir.Value | None) -> ir.Value:
-    assert value is not None
-    return value
+def copy_nodes(nodes: Sequence[ir.Node], mapping: dict[ir.Value, ir.Value]) -> list[ir.Node]:
+    """Copies of ``nodes``, in their order, that read ``mapping[value]`` for ``value``, or the value itself.
+
+    The outputs of the copies are added to ``mapping``.
+    """
+    copies = []
+    for node in nodes:
+        for value in node.outputs:
+            mapping[value] = ir.Value(name=value.name, shape=value.shape, type=value.type)
+        copies.append(
+            ir.Node(
+                node.domain,
+                node.op_type,
+                [mapping.get(value, value) if value is not None else None for value in node.inputs],
+                attributes=list(node.attributes.values()),
+                outputs=[mapping[value] for value in node.outputs],
+                version=node.version,
+            )
+        )
+    return copies
 
 
 def chain_of(value: ir.Value, op_type: str) -> Iterator[ir.Value]:
