@@ -195,7 +195,7 @@ def test_modules_that_keep_their_weight_transposed(tmp_path: Path) -> None:
         assert np.abs(state[key].numpy() - weight.T).max() <= 1e-6 * np.abs(weight).max()
 
 
-UNREAD = (
+UNREAD: tuple[str, ...] = (
     "aqlm",
     "quanto",
     "quark",
