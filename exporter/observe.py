@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.spec import KVLayer
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, register
+from specrt.exporter.refusals import reason_of, refuse_by_config
 from specrt.exporter.tracing import AttentionSite, Tracing, tracing
 
 
@@ -26,7 +27,7 @@ class Observation:
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
-        return tuple(KVLayer(site.num_kv_heads, site.head_dim) for site in self.sites)
+        return tuple(KVLayer(site.num_kv_heads, site.kv_head_dim) for site in self.sites)
 
 
 def observe(config: Any, trust_remote_code: bool = False) -> Observation:
@@ -34,20 +35,16 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
 
     Raises ``UnsupportedModelError`` when it cannot be exported faithfully.
     """
-    _refuse_by_config(config, trust_remote_code)
-    text = config.get_text_config()
+    text = refuse_by_config(config, trust_remote_code)
     register()
     try:
-        config = copy.deepcopy(config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
-            ).eval()
-        model.config.get_text_config().pad_token_id = None  # else models look for padding in ids that have no values
+        model = _without_weights(config, trust_remote_code)
         with torch.no_grad():
             state, logits = _watch(model, text)
-    except (ValueError, NotImplementedError, AttributeError, TypeError, KeyError, RuntimeError) as error:
-        refuse(f"its code does not run on transformers' attention interface ({_first_line(error)})")
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # a model's own code can raise anything
+        refuse(reason_of(error, config))
     num_layers = len(state.sites)
     if num_layers == 0:
         refuse("no layer calls transformers' attention interface")
@@ -63,6 +60,17 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     )
 
 
+def _without_weights(config: Any, trust_remote_code: bool) -> Any:
+    """The model of ``config`` on the meta device, with our attention."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            copy.deepcopy(config), attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
+        ).eval()
+    # Models look for padding in the ids, which have no values here. Some configs refuse None as a value, so past them.
+    vars(model.config.get_text_config())["pad_token_id"] = None
+    return model
+
+
 def _watch(model: Any, text_config: Any) -> tuple[Tracing, torch.Tensor]:
     ids = torch.zeros(1, 3, dtype=torch.long, device="meta")
     with tracing(Tracing()) as state:
@@ -76,28 +84,3 @@ def _watch(model: Any, text_config: Any) -> tuple[Tracing, torch.Tensor]:
     if tuple(output.logits.shape[:2]) != (1, 1):
         refuse("it does not honour logits_to_keep")
     return state, output.logits
-
-
-def _refuse_by_config(config: Any, trust_remote_code: bool) -> None:
-    """What a config alone tells, said in its own words."""
-    text = config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        refuse(f"{config.model_type} is an encoder-decoder")
-    if getattr(text, "kv_lora_rank", None):
-        refuse(f"{config.model_type} uses latent attention (kv_lora_rank {text.kv_lora_rank})")
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        refuse(f"{config.model_type} has layers of type {', '.join(sorted(kinds))}")
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not known and not (trust_remote_code and getattr(config, "auto_map", None)):
-        refuse(f"transformers has no causal LM for model type {config.model_type!r}")
-    if known and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        refuse(f"{config.model_type} keeps a recurrent state")
-    rope = getattr(text, "rope_parameters", None) or {}
-    rows = [rope, *(row for row in rope.values() if isinstance(row, dict))]
-    if any("dynamic" in str(row.get("rope_type", "")) for row in rows):
-        refuse("dynamic rope scaling depends on the length reached and has no fixed graph")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
