@@ -16,6 +16,9 @@ from specrt.exporter.refusals import reason_of, refuse_by_config
 from specrt.exporter.tracing import AttentionSite, Tracing, tracing
 
 
+_READS_IDS = "warn_if_padding_and_no_attention_mask"  # a warning that needs the values of ids
+
+
 @dataclass(frozen=True)
 class Observation:
     """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy."""
@@ -47,7 +50,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
         refuse(reason_of(error, config))
     num_layers = len(state.sites)
     if num_layers == 0:
-        refuse("no layer calls transformers' attention interface")
+        refuse(f"{type(model).__name__} computes attention in code of its own: no layer calls transformers' attention interface")
     if sorted(state.sites) != list(range(num_layers)) or sorted(state.updated) != list(range(num_layers)):
         refuse("its layers do not each have a KV cache of their own (shared or recurrent state)")
     if num_layers != text.num_hidden_layers:
@@ -66,9 +69,13 @@ def _without_weights(config: Any, trust_remote_code: bool) -> Any:
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             copy.deepcopy(config), attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
         ).eval()
-    # Models look for padding in the ids, which have no values here. Some configs refuse None as a value, so past them.
-    vars(model.config.get_text_config())["pad_token_id"] = None
+    for module in model.modules():
+        if hasattr(module, _READS_IDS):
+            setattr(module, _READS_IDS, _ignore)
     return model
+
+
+def _ignore(*_: Any, **__: Any) -> None: ...
 
 
 def _watch(model: Any, text_config: Any) -> tuple[Tracing, torch.Tensor]:

@@ -34,6 +34,7 @@ _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 # Parameters by which a model's own attention code shows what it adds.
 _OWN_PARAMETERS = {"alibi": "ALiBi position bias", "position_bias": "a position bias"}
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what code that uses transformers' attention interface imports
 _MODEL_CODE = ("transformers.models.", "transformers_modules.")
 
 
@@ -47,7 +48,7 @@ def refuse_by_config(config: Any, trust_remote_code: bool) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         refuse(f"{name} is an encoder-decoder")
     for attribute, shows, words in _BY_CONFIG:
-        value = getattr(text, attribute, None)
+        value = _value(text, attribute)
         if value is not None and shows(value):
             refuse(f"{name} {words.format(value=value)}")
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES)
@@ -71,14 +72,16 @@ def reason_of(error: BaseException, config: Any) -> str:
         return f"{owner} chooses its attention from a table of its own and not from transformers' attention interface"
     if isinstance(error, ImportError):
         return f"its code needs a package that is not installed ({_one_line(error)})"
-    if frame is not None and _uses_mask(frame, error):
+    if frame is not None and frame.f_code.co_name == "__init__":
+        return f"{owner} cannot be built from its config ({type(error).__name__}: {_one_line(error)})"
+    if frame is not None and (_uses_mask(frame, error) or _INTERFACE not in frame.f_globals):
         return f"{owner} computes attention in code of its own, not by transformers' attention interface{adds}"
     if any(words in str(error) for words in _NO_VALUES):
         return f"the pass of {owner} depends on the values of its tensors, so it has no fixed graph{adds}"
     return f"{owner} does not run on ids alone with a KV cache{adds} ({type(error).__name__}: {_one_line(error)})"
 
 
-_NO_VALUES = ("meta tensor", "no data!", "data-dependent")
+_NO_VALUES = ("meta tensor", "no data!", "data-dependent", "data-independent")
 
 
 def _frame_of_model(trace: TracebackType | None) -> FrameType | None:
@@ -117,6 +120,15 @@ def _additions(frame: FrameType | None) -> str:
 def _one_line(error: BaseException) -> str:
     line = " ".join(str(error).split()) or type(error).__name__
     return line if len(line) <= 160 else f"{line[:160]}..."
+
+
+def _value(config: Any, attribute: str) -> Any:
+    """The value of an attribute; where it differs from layer to layer, that of the first layer that has one."""
+    try:
+        return getattr(config, attribute, None)
+    except RuntimeError:  # what a config whose layers differ raises
+        values = (getattr(layer, attribute, None) for layer in config.per_layer_config)
+        return next((value for value in values if value is not None), None)
 
 
 def _is_dynamic(rope: Any) -> bool:
