@@ -112,7 +112,9 @@ def _site(
         name for name, value in options.items() if value is not None and value is not False and name not in _HARMLESS
     )
     if unknown:
-        named = ", ".join(f"{ATTENTION_OPTIONS[name]} ({name})" if name in ATTENTION_OPTIONS else name for name in unknown)
+        named = ", ".join(
+            f"{ATTENTION_OPTIONS[name]} ({name})" if name in ATTENTION_OPTIONS else name for name in unknown
+        )
         refuse(f"{type(module).__name__} passes {named} to its attention")
     scale = float(scale) if scale is not None else head_dim**-0.5
     return AttentionSite(

@@ -15,7 +15,6 @@ from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, reg
 from specrt.exporter.refusals import reason_of, refuse_by_config
 from specrt.exporter.tracing import AttentionSite, Tracing, tracing
 
-
 _READS_IDS = "warn_if_padding_and_no_attention_mask"  # a warning that needs the values of ids
 
 
@@ -50,7 +49,9 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
         refuse(reason_of(error, config))
     num_layers = len(state.sites)
     if num_layers == 0:
-        refuse(f"{type(model).__name__} computes attention in code of its own: no layer calls transformers' attention interface")
+        refuse(
+            f"{type(model).__name__} computes attention in code of its own, not by transformers' attention interface"
+        )
     if sorted(state.sites) != list(range(num_layers)) or sorted(state.updated) != list(range(num_layers)):
         refuse("its layers do not each have a KV cache of their own (shared or recurrent state)")
     if num_layers != text.num_hidden_layers:

@@ -67,15 +67,16 @@ def reason_of(error: BaseException, config: Any) -> str:
     """Why the model of ``config`` could not be run on the meta device, in one line without its end."""
     frame = _frame_of_model(error.__traceback__)
     owner = _owner(frame) or config.model_type
-    adds = _additions(frame)
+    adds = _additions(frame, config)
     if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
-        return f"{owner} chooses its attention from a table of its own and not from transformers' attention interface"
+        return f"{owner} chooses its attention from a table of its own, not by transformers' attention interface{adds}"
     if isinstance(error, ImportError):
         return f"its code needs a package that is not installed ({_one_line(error)})"
     if frame is not None and frame.f_code.co_name == "__init__":
         return f"{owner} cannot be built from its config ({type(error).__name__}: {_one_line(error)})"
     if frame is not None and (_uses_mask(frame, error) or _INTERFACE not in frame.f_globals):
-        return f"{owner} computes attention in code of its own, not by transformers' attention interface{adds}"
+        name = owner if "Attention" in owner else config.model_type
+        return f"{name} computes attention in code of its own, not by transformers' attention interface{adds}"
     if any(words in str(error) for words in _NO_VALUES):
         return f"the pass of {owner} depends on the values of its tensors, so it has no fixed graph{adds}"
     return f"{owner} does not run on ids alone with a KV cache{adds} ({type(error).__name__}: {_one_line(error)})"
@@ -110,10 +111,12 @@ def _uses_mask(frame: FrameType, error: BaseException) -> bool:
     return has_mask and "Mask" in str(error)
 
 
-def _additions(frame: FrameType | None) -> str:
-    """What the code of ``frame`` adds to its scores, as far as the names of its parameters say."""
+def _additions(frame: FrameType | None, config: Any) -> str:
+    """What the attention does besides, as far as the parameters of the code and the config say."""
     names = inspect.getargvalues(frame).args if frame is not None else []
     found = dict.fromkeys(words for name, words in _OWN_PARAMETERS.items() if name in names)
+    if "local" in (_value(config, "attention_layers") or ()):
+        found["layers of local attention"] = None
     return f", with {' and '.join(found)}" if found else ""
 
 

@@ -10,7 +10,6 @@ import torch
 
 from specrt.engines.spec import ONNXRUNTIME_DIALECT
 
-
 HEAD_DIM_MULTIPLE = 8  # ONNX Runtime's GroupQueryAttention and TensorRT's Attention refuse other head sizes
 
 

@@ -95,9 +95,7 @@ REPRESENTATIVE = ("llama-rope-llama3", "gemma2-head-of-12", "phi3-longrope", "gp
 
 def each_row() -> list[Any]:
     """The rows of ``ROWS`` as parameters of a test; those that are not representative are slow."""
-    return [
-        pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.slow, id=name) for name in ROWS
-    ]
+    return [pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.slow, id=name) for name in ROWS]
 
 
 def tiny_config(name: str, **overrides: Any) -> Any:

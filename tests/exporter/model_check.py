@@ -49,7 +49,12 @@ def compare(config: Any) -> Comparison:
         tokens = torch.from_numpy(ids)[None]
         logits: Array = model(input_ids=tokens, use_cache=False).logits[0].float().numpy()
         text = model.generate(
-            tokens[:, :_PROMPT], max_new_tokens=NUM_IDS, do_sample=False, eos_token_id=None, pad_token_id=0
+            tokens[:, :_PROMPT],
+            max_new_tokens=NUM_IDS,
+            do_sample=False,
+            use_cache=False,  # the model as it is defined; the cached path of moshi gives another text
+            eos_token_id=None,
+            pad_token_id=0,
         )
     spec = ModelSpec(observation.vocab_size, 200, 208, 120, max(_WIDTHS), "float32", observation.kv_layers)
     graph = optimize(trace(model, spec), spec)

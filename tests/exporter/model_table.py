@@ -23,7 +23,7 @@ from tests.exporter.model_types import MODEL_TYPES, tiny_config_of
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _PREFIX = "cannot export this model faithfully: "
-_COMMAND = "python -m tests.exporter.model_table --write"
+COMMAND = "python -m tests.exporter.model_table --write"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def document() -> str:
             lines = table()
         finally:
             logging.disable(logging.NOTSET)
-    return "\n".join([_INTRODUCTION.format(version=transformers.__version__, command=_COMMAND), *lines, ""])
+    return "\n".join([_INTRODUCTION.format(version=transformers.__version__, command=COMMAND), *lines, ""])
 
 
 _INTRODUCTION = """# What can be exported
@@ -101,16 +101,16 @@ What is exported: decoder-only models with softmax attention over a KV cache, wh
 and cache interfaces, whatever their positions, norms, biases and activations are. Layers may have sliding windows of
 any size, groups of queries on one KV head, soft caps, and scales of their own.
 
-**Head sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those from 16
-to 256. Other heads are padded with zeros to the next multiple of 8, after rotation: zeros add nothing to q.k, the scale
-stays that of the model's own size, and the padding is cut off the result. The KV cache has the padded size, and so have
-`inspect`, `plan` and the byte counts (a model with heads of 100 stores 104, 4 % more). Values of another size than keys
-are padded to the larger of both. For TensorRT, heads below 16 or above 256 are computed in single operators, since no
-fused kernel exists. There is no head size that is refused.
+**Head sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those from
+16 to 256. Other heads are padded with zeros to the next multiple of 8, after rotation: zeros add nothing to q.k, the
+scale stays that of the model's own size, and the padding is cut off the result. The KV cache has the padded size, and
+so have `inspect`, `plan` and the byte counts (a model with heads of 100 stores 104, 4 % more). Values of another size
+than keys are padded to the larger of both. For TensorRT, heads below 16 or above 256 are computed in single operators,
+since there is no fused kernel. No head size is refused.
 
-**What is compared.** `make test-slow` exports every tiny config of the first table, and every exported model type of the
-second one as a random model of two layers, and compares logits and 40 greedy ids with transformers'. Four of the first
-table are compared by `make test`.
+**What is compared.** `make test-slow` exports every tiny config of the first table, and every exported model type of
+the second one as a random model of two layers, and compares logits and 40 greedy ids with transformers'. Four of the
+first table are compared by `make test`.
 """
 
 

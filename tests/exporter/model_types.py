@@ -27,7 +27,9 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group"), 1),
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "d_head"), 16),
+    **dict.fromkeys(
+        ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "d_head"), 16
+    ),
     **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 211, "global_head_dim": 32},
     **{"attention_types": [[["global", "local"], 1]], "is_decoder": True},
 }
@@ -37,7 +39,10 @@ _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
 # What the rules do not give: sizes that a type ties together, and what its defaults leave out.
 _OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _ROPE)},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 96, "hidden_size": 64}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "hidden_size": 64},
+    },
     "dots3_note": {"num_key_value_heads": 4},
     "dots3_note_text": {"num_key_value_heads": 4},
     "gemma4_assistant": {
