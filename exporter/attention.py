@@ -18,13 +18,22 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from specrt.engines.errors import UnsupportedModelError
 from specrt.exporter.emission import emit
-from specrt.exporter.tracing import AttentionSite, Mask, current
+from specrt.exporter.tracing import AttentionSite, Mask, Tracing, current
 
 IMPLEMENTATION = "specrt"
 SUPPORTED = "specrt exports decoder-only models with softmax attention over a KV cache (full or sliding window)"
 
-# What attention functions are also handed and that does not change the result of a cached, unpadded, inference pass.
-_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position", "return_dict"})
+# What attention functions may be handed and we do not compute, in the field's words.
+ATTENTION_OPTIONS = {
+    "s_aux": "attention sinks",
+    "position_bias": "a position bias",
+    "alibi": "an ALiBi position bias",
+    "indices": "sparse attention to selected keys",
+}
+# What they are also handed and that does not change the result of a cached, unpadded, inference pass.
+_HARMLESS = frozenset(
+    {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position", "return_dict", "logits_to_keep"}
+)
 
 
 def refuse(reason: str) -> NoReturn:
@@ -46,7 +55,7 @@ class ContractCache(Cache):
         """Note that layer ``layer_idx`` wrote [1, H, width, D] keys and values; hand them on unchanged."""
         updated = current().updated
         if layer_idx in updated:
-            refuse(f"layer {layer_idx} writes its KV cache twice in a pass")
+            refuse(f"layer {layer_idx} runs more than once in a pass and writes its KV cache each time")
         updated[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
@@ -76,6 +85,8 @@ def mask_of(mask_function: Callable[..., Any], hint: int | None) -> Mask:
     zero = torch.zeros((), dtype=torch.long)
     found = torch.as_tensor(mask_function(zero, zero, query, key)).expand_as(key)
     inside = key >= 0
+    if bool(found[inside & (key > query)].any()):
+        refuse("its attention is bidirectional: a token sees those that follow it, as in an encoder")
     if not torch.equal(found[inside], expected[inside]):
         refuse(f"its attention mask is neither causal nor a causal sliding window (hint: {hint})")
     return Mask(window)
@@ -86,9 +97,11 @@ def _mask(*, mask_function: Callable[..., Any], local_size: int | None = None, *
     return Mask(local_size) if is_export else mask_of(mask_function, local_size)
 
 
-def _site(module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, options: dict[str, Any]) -> AttentionSite:
+def _site(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, options: dict[str, Any]
+) -> AttentionSite:
     if not isinstance(mask, Mask):
-        refuse(f"{type(module).__name__} does not use transformers' mask interface")
+        refuse(f"{type(module).__name__} masks its attention in code of its own, not by transformers' mask interface")
     head_dim = query.shape[-1]
     scale, softcap = options.pop("scaling", None), options.pop("softcap", None)
     window = options.pop("sliding_window", None)
@@ -99,28 +112,44 @@ def _site(module: Any, query: torch.Tensor, key: torch.Tensor, mask: Any, option
         name for name, value in options.items() if value is not None and value is not False and name not in _HARMLESS
     )
     if unknown:
-        refuse(f"{type(module).__name__} passes {', '.join(unknown)} to its attention")
+        named = ", ".join(
+            f"{ATTENTION_OPTIONS[name]} ({name})" if name in ATTENTION_OPTIONS else name for name in unknown
+        )
+        refuse(f"{type(module).__name__} passes {named} to its attention")
     scale = float(scale) if scale is not None else head_dim**-0.5
-    return AttentionSite(query.shape[1], key.shape[1], head_dim, scale, float(softcap or 0.0), mask.window)
+    return AttentionSite(
+        query.shape[1], key.shape[1], head_dim, scale, float(softcap or 0.0), mask.window, value.shape[-1]
+    )
+
+
+def _layer_of(module: Any, state: Tracing, key: torch.Tensor, value: torch.Tensor) -> int:
+    """The number of the layer that attends, which must have written ``key`` and ``value`` to its own cache."""
+    name, layer = type(module).__name__, getattr(module, "layer_idx", None)
+    if not state.updated:
+        refuse(f"{name} keeps no KV cache by transformers' cache interface")
+    written = next((n for n, (k, v) in state.updated.items() if k is key and v is value), None)
+    if written is None:
+        refuse(f"{name} attends to other keys or values than it writes to its KV cache")
+    if layer is not None and written != layer:
+        refuse(f"layer {layer} runs more than once in a pass and keeps a KV cache for each time")
+    return int(written)
 
 
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """[1, H, M, D] queries over the cache and the [1, Hkv, M, D] new keys and values -> [1, M, H, D]."""
+    """[1, H, M, D] queries over the cache and new keys [1, Hkv, M, D] and values [1, Hkv, M, Dv] -> [1, M, H, Dv]."""
     state = current()
-    layer = getattr(module, "layer_idx", None)
-    written = state.updated.get(layer) if layer is not None else None
-    if layer is None or written is None or written[0] is not key or written[1] is not value:
-        refuse(f"{type(module).__name__} attends to keys and values that it did not write to its own cache")
-    if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
+    layer = _layer_of(module, state, key, value)
+    if key.shape[:-1] != value.shape[:-1] or key.shape[-1] != query.shape[-1]:
         refuse(
-            f"{type(module).__name__} has keys of {key.shape[-1]} and values of {value.shape[-1]} (latent attention?)"
+            f"{type(module).__name__} has queries of {query.shape[-1]} columns a head, {key.shape[1]} heads of keys of "
+            f"{key.shape[-1]} and {value.shape[1]} of values of {value.shape[-1]}"
         )
-    site = _site(module, query, key, attention_mask, dict(options))
+    site = _site(module, query, key, value, attention_mask, dict(options))
     state.sites[layer] = site
     if state.inputs is None:
-        return query.transpose(1, 2), None
+        return query.new_empty(1, query.shape[2], query.shape[1], value.shape[-1]), None
     return emit(state, layer, site, query, key, value), None
 
 

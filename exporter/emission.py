@@ -4,6 +4,9 @@
 length. ``standard`` (opset 24): ``TensorScatter`` writes the new keys and values, ``Attention`` reads the whole buffer
 under a boolean mask that the graph builds from the positions. TensorRT's parser would drop ``nonpad_kv_seqlen`` and
 anchor ``is_causal`` at the upper left, so neither is used.
+
+Both take heads of a multiple of 8 columns. Others are padded with zeros, which add nothing to q.k and come out of the
+values as columns of zeros that are cut off again; the scale stays that of the unpadded size.
 """
 
 from __future__ import annotations
@@ -23,14 +26,24 @@ from specrt.engines.spec import (
 from specrt.exporter.tracing import AttentionSite, Tracing
 
 STANDARD_OPSET = 24
-_States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query [1, H, M, D]; key and value [1, Hkv, M, D]
+# TensorRT-RTX builds its fused attention for heads of these sizes only.
+_FUSED_HEAD_DIMS = range(16, 257)
+_States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query [1, H, M, D]; key and value [1, Hkv, M, D], padded
 
 
 def emit(
     state: Tracing, layer: int, site: AttentionSite, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    """The attention of ``layer`` in the dialect of ``state``; its KV outputs are noted there. -> [1, M, H, D]"""
-    return _EMITTERS[state.dialect](state, layer, site, (query, key, value))
+    """The attention of ``layer`` in the dialect of ``state``; its KV outputs are noted there. -> [1, M, H, Dv]"""
+    query, key, value = (_padded(states, site.kv_head_dim) for states in (query, key, value))
+    output = _EMITTERS[state.dialect](state, layer, site, (query, key, value))  # [1, M, H, D]
+    return output if site.value_dim == site.kv_head_dim else output[..., : site.value_dim]
+
+
+def _padded(states: torch.Tensor, size: int) -> torch.Tensor:
+    """[1, H, M, D] -> [1, H, M, size], zeros behind each head's columns."""
+    missing = size - states.shape[-1]
+    return torch.nn.functional.pad(states, (0, missing)) if missing else states
 
 
 def _past(state: Tracing, layer: int) -> list[torch.Tensor]:
@@ -64,7 +77,7 @@ def _group_query_attention(state: Tracing, layer: int, site: AttentionSite, stat
         version=1,
     )
     state.present[layer] = (present_key, present_value)
-    return output.reshape(1, query_rows.shape[1], site.num_heads, site.head_dim)
+    return output.reshape(1, query_rows.shape[1], site.num_heads, site.kv_head_dim)
 
 
 def _standard_attention(state: Tracing, layer: int, site: AttentionSite, states: _States) -> torch.Tensor:
@@ -86,8 +99,8 @@ def _standard_attention(state: Tracing, layer: int, site: AttentionSite, states:
         state.masks[site.window] = _mask(state.inputs[POSITION_IDS], present[0].shape[2], site.window)
     state.present[layer] = (present[0], present[1])
     mask = state.masks[site.window]
-    if site.softcap:
-        return _softcapped(site, query, present[0], present[1], mask).transpose(1, 2)
+    if site.softcap or site.kv_head_dim not in _FUSED_HEAD_DIMS:
+        return _in_single_operators(site, query, present[0], present[1], mask).transpose(1, 2)
     output = torch.onnx.ops.symbolic(
         "Attention",
         [query, *present, mask],
@@ -99,14 +112,16 @@ def _standard_attention(state: Tracing, layer: int, site: AttentionSite, states:
     return output.transpose(1, 2)
 
 
-def _softcapped(
+def _in_single_operators(
     site: AttentionSite, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention in single operators, since TensorRT's ``Attention`` takes no softcap. -> [1, H, M, D]"""
+    """Attention without TensorRT's ``Attention``, which takes no softcap and not every head size. -> [1, H, M, D]"""
     group = site.num_heads // site.num_kv_heads
-    rows = query.reshape(1, site.num_kv_heads, -1, site.head_dim)  # [1, Hkv, group * M, D]
+    rows = query.reshape(1, site.num_kv_heads, -1, site.kv_head_dim)  # [1, Hkv, group * M, D]
     scores = (rows @ key.transpose(2, 3)).float() * site.scale  # [1, Hkv, group * M, C]
-    scores = (site.softcap * torch.tanh(scores / site.softcap)).reshape(1, site.num_kv_heads, group, -1, key.shape[2])
+    if site.softcap:
+        scores = site.softcap * torch.tanh(scores / site.softcap)
+    scores = scores.reshape(1, site.num_kv_heads, group, -1, key.shape[2])
     probs = torch.softmax(scores.masked_fill(~mask[:, None], float("-inf")), dim=-1).to(value.dtype)
     return (probs.reshape(1, site.num_kv_heads, -1, key.shape[2]) @ value).reshape(query.shape)
 

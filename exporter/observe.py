@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.spec import KVLayer
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, register
+from specrt.exporter.refusals import reason_of, refuse_by_config
 from specrt.exporter.tracing import AttentionSite, Tracing, tracing
+
+_READS_IDS = "warn_if_padding_and_no_attention_mask"  # a warning that needs the values of ids
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Observation:
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
-        return tuple(KVLayer(site.num_kv_heads, site.head_dim) for site in self.sites)
+        return tuple(KVLayer(site.num_kv_heads, site.kv_head_dim) for site in self.sites)
 
 
 def observe(config: Any, trust_remote_code: bool = False) -> Observation:
@@ -34,23 +37,21 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
 
     Raises ``UnsupportedModelError`` when it cannot be exported faithfully.
     """
-    _refuse_by_config(config, trust_remote_code)
-    text = config.get_text_config()
+    text = refuse_by_config(config, trust_remote_code)
     register()
     try:
-        config = copy.deepcopy(config)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
-            ).eval()
-        model.config.get_text_config().pad_token_id = None  # else models look for padding in ids that have no values
+        model = _without_weights(config, trust_remote_code)
         with torch.no_grad():
             state, logits = _watch(model, text)
-    except (ValueError, NotImplementedError, AttributeError, TypeError, KeyError, RuntimeError) as error:
-        refuse(f"its code does not run on transformers' attention interface ({_first_line(error)})")
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # a model's own code can raise anything
+        refuse(reason_of(error, config))
     num_layers = len(state.sites)
     if num_layers == 0:
-        refuse("no layer calls transformers' attention interface")
+        refuse(
+            f"{type(model).__name__} computes attention in code of its own, not by transformers' attention interface"
+        )
     if sorted(state.sites) != list(range(num_layers)) or sorted(state.updated) != list(range(num_layers)):
         refuse("its layers do not each have a KV cache of their own (shared or recurrent state)")
     if num_layers != text.num_hidden_layers:
@@ -61,6 +62,21 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
         sum(parameter.numel() for parameter in model.parameters()),
         int(getattr(text, "max_position_embeddings", 0) or 0),
     )
+
+
+def _without_weights(config: Any, trust_remote_code: bool) -> Any:
+    """The model of ``config`` on the meta device, with our attention."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            copy.deepcopy(config), attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
+        ).eval()
+    for module in model.modules():
+        if hasattr(module, _READS_IDS):
+            setattr(module, _READS_IDS, _ignore)
+    return model
+
+
+def _ignore(*_: Any, **__: Any) -> None: ...
 
 
 def _watch(model: Any, text_config: Any) -> tuple[Tracing, torch.Tensor]:
@@ -76,28 +92,3 @@ def _watch(model: Any, text_config: Any) -> tuple[Tracing, torch.Tensor]:
     if tuple(output.logits.shape[:2]) != (1, 1):
         refuse("it does not honour logits_to_keep")
     return state, output.logits
-
-
-def _refuse_by_config(config: Any, trust_remote_code: bool) -> None:
-    """What a config alone tells, said in its own words."""
-    text = config.get_text_config()
-    if getattr(config, "is_encoder_decoder", False):
-        refuse(f"{config.model_type} is an encoder-decoder")
-    if getattr(text, "kv_lora_rank", None):
-        refuse(f"{config.model_type} uses latent attention (kv_lora_rank {text.kv_lora_rank})")
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        refuse(f"{config.model_type} has layers of type {', '.join(sorted(kinds))}")
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not known and not (trust_remote_code and getattr(config, "auto_map", None)):
-        refuse(f"transformers has no causal LM for model type {config.model_type!r}")
-    if known and getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
-        refuse(f"{config.model_type} keeps a recurrent state")
-    rope = getattr(text, "rope_parameters", None) or {}
-    rows = [rope, *(row for row in rope.values() if isinstance(row, dict))]
-    if any("dynamic" in str(row.get("rope_type", "")) for row in rows):
-        refuse("dynamic rope scaling depends on the length reached and has no fixed graph")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

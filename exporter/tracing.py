@@ -10,6 +10,8 @@ import torch
 
 from specrt.engines.spec import ONNXRUNTIME_DIALECT
 
+HEAD_DIM_MULTIPLE = 8  # ONNX Runtime's GroupQueryAttention and TensorRT's Attention refuse other head sizes
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -20,7 +22,10 @@ class Mask:
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One layer's attention, as observed. ``scale`` multiplies q.k; ``softcap`` 0 means none."""
+    """One layer's attention, as observed. ``scale`` multiplies q.k; ``softcap`` 0 means none.
+
+    Queries and keys have ``head_dim`` columns a head, values ``value_dim``.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -28,6 +33,12 @@ class AttentionSite:
     scale: float
     softcap: float
     window: int | None
+    value_dim: int
+
+    @property
+    def kv_head_dim(self) -> int:
+        """Columns of a head in the graph and in the KV cache: the larger size, zeros up to a size that kernels take."""
+        return -(-max(self.head_dim, self.value_dim) // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
 
 
 @dataclass

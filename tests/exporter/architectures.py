@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 
@@ -38,6 +39,10 @@ def _rope(kind: str, **options: Any) -> dict[str, Any]:
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "llama-head-of-8": ("LlamaConfig", {"head_dim": 8}),  # too narrow for rotation inside the attention node
+    "llama-head-of-100": ("LlamaConfig", {"head_dim": 100}),  # no kernel takes it: padded to 104
+    "llama-head-of-6": ("LlamaConfig", {"head_dim": 6, "num_key_value_heads": 1}),
+    "gpt2-head-of-25": ("GPT2Config", {"hidden_size": 100}),
+    "llama-head-of-320": ("LlamaConfig", {"head_dim": 320, "num_key_value_heads": 1}),  # beyond TensorRT's attention
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama-rope-llama3": (
         "LlamaConfig",
@@ -76,7 +81,21 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereConfig", {}),
     "glm4": ("Glm4Config", {"head_dim": 32}),
     "gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "gemma2-head-of-12": (  # windows, soft caps and a scale of its own, on padded heads
+        "Gemma2Config",
+        {"head_dim": 12, "sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
+    ),
+    "lfm2-attention-only": ("Lfm2Config", {"layer_types": ["full_attention"] * 2}),
 }
+# Four that differ in what an export can get wrong: rotation inside the attention node, scaled; padded heads, windows of
+# both kinds, soft caps, an own scale and a tied head; one packed projection and factors by length; learned positions,
+# biases and transposed weights. The others are slow.
+REPRESENTATIVE = ("llama-rope-llama3", "gemma2-head-of-12", "phi3-longrope", "gpt2")
+
+
+def each_row() -> list[Any]:
+    """The rows of ``ROWS`` as parameters of a test; those that are not representative are slow."""
+    return [pytest.param(name, marks=() if name in REPRESENTATIVE else pytest.mark.slow, id=name) for name in ROWS]
 
 
 def tiny_config(name: str, **overrides: Any) -> Any:

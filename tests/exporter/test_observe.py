@@ -20,22 +20,37 @@ from specrt.engines.spec import KVLayer
 from specrt.exporter.attention import SUPPORTED, mask_of
 from specrt.exporter.observe import observe
 from tests.exporter.architectures import VOCAB_SIZE, WINDOW, tiny_config
+from tests.exporter.model_types import tiny_config_of
 
 _SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 REFUSED: dict[str, tuple[Any, str]] = {
-    "recurrent state": (hf.MambaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2), "linear_attention"),
+    "recurrent state": (hf.MambaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2), "state space model"),
     "hybrid": (hf.JambaConfig(**_SMALL, num_key_value_heads=2), "linear_attention"),
     "gated delta net": (hf.Qwen3NextConfig(**_SMALL, num_key_value_heads=2), "linear_attention"),
     "latent attention": (hf.DeepseekV3Config(**_SMALL, num_key_value_heads=4), "latent attention"),
     "encoder-decoder": (hf.T5Config(), "encoder-decoder"),
-    "alibi": (hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4), "attention interface"),
+    "alibi": (hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4), "own, not by transformers'"),
+    "alibi by its code": (
+        hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4),
+        "with ALiBi position bias",
+    ),
+    "alibi by its config": (hf.FalconConfig(**_SMALL, alibi=True), "adds an ALiBi position bias"),
+    "table of its own": (hf.FalconConfig(**_SMALL), "FalconDecoderLayer chooses its attention from a table of its own"),
+    "local attention": (tiny_config_of("gpt_neo"), "with layers of local attention"),
+    "attention of its own": (hf.XLMConfig(vocab_size=97, emb_dim=64, n_layers=2, n_heads=4), "code of its own"),
+    "shared KV": (hf.Gemma3nTextConfig(), "lets its last 15 layers read the KV cache of earlier ones"),
+    "cross-attention": (hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, add_cross_attention=True), "cross-attention"),
+    "more than one text model": (hf.MusicgenConfig(), "more than one text model"),
+    "sizes that do not fit": (hf.BertConfig(hidden_size=64, num_attention_heads=12), "cannot be built from its config"),
+    "values decide": (tiny_config_of("jetmoe"), "depends on the values of its tensors"),
+    "loops": (tiny_config_of("hrm_text"), "runs more than once in a pass"),
     "chunked attention": (hf.Llama4TextConfig(**_SMALL, num_key_value_heads=2), "chunked_attention"),
-    "attention sinks": (hf.GptOssConfig(**_SMALL, num_key_value_heads=2, head_dim=16), "s_aux"),
+    "attention sinks": (hf.GptOssConfig(**_SMALL, num_key_value_heads=2, head_dim=16), "attention sinks (s_aux)"),
     "dynamic rope": (
         tiny_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
         "dynamic rope",
     ),
-    "encoder": (hf.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4), "attention"),
+    "encoder": (hf.BertConfig(**_SMALL), "attention is bidirectional"),
     "vision": (hf.ViTConfig(), "no causal LM"),
 }
 
@@ -49,6 +64,23 @@ def test_refused_in_one_line_before_weights(case: str) -> None:
     assert "\n" not in message
     assert SUPPORTED in message
     assert reason in message
+
+
+class _Broken(torch.nn.Module):
+    def forward(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("first line\nsecond line")
+
+
+def test_whatever_a_model_s_code_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf.models.llama.modeling_llama.LlamaMLP, "forward", _Broken.forward)
+    with pytest.raises(UnsupportedModelError) as error:
+        observe(tiny_config("llama"))
+    assert "AssertionError: first line second line" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_config_that_refuses_none_as_padding_is_observed() -> None:
+    """modernbert-decoder's config once raised a validation error here."""
+    assert len(observe(tiny_config_of("modernbert-decoder")).sites) == 2
 
 
 def test_observed_facts() -> None:
