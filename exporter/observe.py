@@ -12,17 +12,23 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from specrt.engines.spec import KVLayer
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, register
-from specrt.exporter.tracing import AttentionSite, Tracing, tracing
+from specrt.exporter.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from specrt.exporter.experts import register_experts
+from specrt.exporter.tracing import AttentionSite, ExpertsSite, Tracing, tracing
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy."""
+    """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy.
+
+    ``experts`` are those of the layers that have some.
+    """
 
     sites: tuple[AttentionSite, ...]
     vocab_size: int
     num_parameters: int
     max_position_embeddings: int
+    experts: tuple[ExpertsSite, ...] = ()
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
@@ -37,11 +43,15 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     _refuse_by_config(config, trust_remote_code)
     text = config.get_text_config()
     register()
+    register_experts()
     try:
         config = copy.deepcopy(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
+                config,
+                attn_implementation=IMPLEMENTATION,
+                experts_implementation=EXPERTS_IMPLEMENTATION,
+                trust_remote_code=trust_remote_code,
             ).eval()
         model.config.get_text_config().pad_token_id = None  # else models look for padding in ids that have no values
         with torch.no_grad():
@@ -60,6 +70,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
         int(logits.shape[-1]),
         sum(parameter.numel() for parameter in model.parameters()),
         int(getattr(text, "max_position_embeddings", 0) or 0),
+        tuple(state.experts),
     )
 
 

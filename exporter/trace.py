@@ -26,6 +26,8 @@ from specrt.engines.spec import (
 )
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, register
 from specrt.exporter.emission import STANDARD_OPSET
+from specrt.exporter.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from specrt.exporter.experts import register_experts
 from specrt.exporter.tracing import Tracing, tracing
 
 _OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
@@ -80,7 +82,9 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
     Weights stay the torch tensors' own memory until the graph is saved.
     """
     register()
+    register_experts()
     model.set_attn_implementation(IMPLEMENTATION)
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     contract = model_contract(spec)
     _freeze_longrope(model, spec.max_seq_len)
     with torch.no_grad(), _quiet():

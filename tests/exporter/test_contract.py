@@ -16,7 +16,7 @@ from specrt.engines.spec import LOGITS, ModelSpec, model_contract
 from specrt.exporter.observe import observe
 from specrt.exporter.passes import optimize
 from specrt.exporter.trace import trace
-from tests.exporter.architectures import ROWS, VOCAB_SIZE, tiny_model
+from tests.exporter.architectures import ROWS, SLOW_ROWS, VOCAB_SIZE, tiny_model
 
 PAST = (0, 1, 5, 100)
 W = 9
@@ -65,7 +65,10 @@ class Exported:
         return copy
 
 
-@pytest.fixture(scope="module", params=list(ROWS))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_ROWS else []) for name in ROWS],
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(request.param, tmp_path_factory.mktemp(request.param))
 
