@@ -10,10 +10,11 @@ from typing import Any
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.errors import BundleError
+from specrt.engines.experts import Experts
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, ModelSpec, TensorSpec, model_contract
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
@@ -42,8 +43,9 @@ class Parity:
 class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
-    ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
-    maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
+    ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
+    and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
+    that is the same. ``heads`` maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
     """
 
     source: str
@@ -59,6 +61,7 @@ class ModelEntry:
     parity: Parity
     heads: dict[str, str]
     quantization: str = "none"
+    experts: Experts | None = None
 
     @property
     def weights(self) -> str:
@@ -140,9 +143,9 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
     except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path}: not readable as JSON ({error}); export the bundle again") from error
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if version not in (2, 3, SCHEMA_VERSION):
+    if version not in (2, 3, 4, SCHEMA_VERSION):
         raise BundleError(
-            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}, 3 and 2; "
+            f"{path}: schema version {version!r}, this specrt reads {SCHEMA_VERSION}, 4, 3 and 2; "
             "export again, or install the specrt that wrote it"
         )
     try:
@@ -162,6 +165,7 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
             (3, [model["spec"] for model in models], "dialect", ONNXRUNTIME_DIALECT),
             (4, [model["spec"] for model in models], "num_input_ids", None),
             (4, [data["draft"]], "shares_kv", False),
+            (5, models, "experts", None),
         ):
             for place in places if version < since else ():
                 if key in place:

@@ -21,7 +21,6 @@ from specrt.engines.spec import ONNXRUNTIME_DIALECT
 from specrt.exporter.tracing import ExpertsSite, Tracing, current
 
 IMPLEMENTATION = "specrt"
-OPERATOR = "MoE"
 _NOT_CHOSEN = -1e4  # as a logit: far below the logarithm of any weight, and within fp16
 _LEAST_WEIGHT = 1e-30  # of a chosen expert, as a logarithm
 _SILUS = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
@@ -78,7 +77,7 @@ def _sparse(
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     bias_up, bias_down = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
     mixed = torch.onnx.ops.symbolic(
-        f"com.microsoft::{OPERATOR}",
+        "com.microsoft::MoE",
         [
             hidden_states,
             logits.to(hidden_states.dtype),

@@ -31,8 +31,9 @@ from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers, eos_ids, generation_defaults
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.dequantize import dequantize_weights
-from specrt.exporter.passes.graph import bytes_per_pass
+from specrt.exporter.passes.graph import bytes_per_pass, experts_of
 from specrt.exporter.passes.quantize import quantize_weights
+from specrt.exporter.passes.quantized_experts import quantize_experts
 from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
@@ -125,7 +126,8 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
     if plan.quantization != "none":
         store = dequantize_weights if spec.dialect == STANDARD_DIALECT else quantize_weights
         store(traced, plan.quantization, spec.vocab_size)
-    read_bytes = bytes_per_pass(traced)
+        quantize_experts(traced, plan.quantization)
+    read_bytes, experts = bytes_per_pass(traced), experts_of(traced)
     weights_bytes = _write(traced, plan, graph, progress)
     release_weights(model, traced)
     del model, traced
@@ -151,6 +153,7 @@ def _export_model(plan: ModelPlan, folder: Path, heads: dict[str, str], progress
         parity=parity,
         heads=heads,
         quantization=plan.quantization,
+        experts=experts,
     )
 
 

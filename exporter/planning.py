@@ -9,7 +9,7 @@ import psutil
 
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
-from specrt.engines.spec import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.engines.spec import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.exporter.bundle import check_disk
 from specrt.exporter.observe import Observation, observe
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
@@ -78,6 +78,9 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
         kv_layers=observation.kv_layers,
         dialect=options.dialect,
     )
+    has_target_weights = role == "target" or options.num_draft_layers is not None
+    quantize = options.quantize if has_target_weights else options.draft_quantize
+    check_experts(source.name, observation, spec.dialect, quantize)
     if role == "target":
         return ModelPlan(role, source, observation, spec, options.quantize)
     spec = _with_head_of(spec, options.draft_vocab)
@@ -88,6 +91,17 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
         raise UsageError(f"--draft {options.draft}: the target has {len(observation.kv_layers)} layers; keep fewer")
     plan = ModelPlan(role, source, observation, spec, options.quantize, num_layers)
     return plan.with_layers(tuple(range(num_layers)))
+
+
+def check_experts(name: str, observation: Observation, dialect: str, quantization: str) -> None:
+    """Raise ``UsageError`` where experts, most of a model's weights, would stay unquantized."""
+    is_sparse = dialect == ONNXRUNTIME_DIALECT and all(site.is_sparse for site in observation.experts)
+    if quantization != "none" and observation.experts and not is_sparse:
+        reason = "for TensorRT" if dialect == STANDARD_DIALECT else "that are not down(silu(gate) * up)"
+        raise UsageError(
+            f"--quantize {quantization}: {name} is a mixture of experts, and experts {reason} are stored unquantized; "
+            "leave --quantize out"
+        )
 
 
 def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:

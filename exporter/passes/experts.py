@@ -14,16 +14,15 @@ import numpy as np
 import onnx_ir as ir
 
 from specrt.engines.seam import Array
-from specrt.exporter.experts import OPERATOR
-from specrt.exporter.passes.graph import deferred_initializer, remove_unused
+from specrt.exporter.passes.graph import FIRST_EXPERTS_INPUT, deferred_initializer, remove_unused
 
 
 def lay_out_experts(model: ir.Model) -> ir.Model:
     """Replace each chain of reshapes and transposes between a stored weight and a ``MoE`` node by the result."""
     for node in model.graph:
-        if node.op_type != OPERATOR:
+        if node.op_type != "MoE":
             continue
-        for index, value in enumerate(node.inputs[2:], start=2):
+        for index, value in enumerate(node.inputs[FIRST_EXPERTS_INPUT:], start=FIRST_EXPERTS_INPUT):
             if value is not None and value.const_value is None:
                 node.replace_input_with(index, _laid_out(model, value))
     remove_unused(model)
