@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,12 @@ class ModelEntry:
     def weights(self) -> str:
         """The file that holds its weights. A draft of the target's layers lies beside the target's, and reads that."""
         return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
+
+    @property
+    def further_reads(self) -> Callable[[int], float] | None:
+        """What a pass reads beyond one of one token, as a share of that, by its tokens; None where that is nothing."""
+        experts = self.experts
+        return None if experts is None else lambda num_tokens: experts.further_bytes(num_tokens) / self.bytes_per_pass
 
     @property
     def logits_tolerance(self) -> float:

@@ -22,7 +22,7 @@ from specrt.exporter.passes import optimize
 from specrt.exporter.precision import cast_weights
 from specrt.exporter.trace import trace
 from specrt.exporter.twin import widen
-from tests.exporter.architectures import ROWS, VOCAB_SIZE, WINDOW, tiny_model
+from tests.exporter.architectures import EXPERTS_ROWS, ROWS, VOCAB_SIZE, WINDOW, tiny_model
 from tests.exporter.passes_on_ort import Passes
 
 PAST = (0, 1, 5, 100)
@@ -79,7 +79,12 @@ class Exported:
         self.twin = Passes(folder / "twin.onnx", replace(self.spec, dtype="float32"), self.ids)
 
 
-@pytest.fixture(scope="module", params=list(ROWS))
+# Of the mixtures of experts, one by default; the others are the same nodes behind other routers.
+_DEFAULT = [name for name in ROWS if name not in EXPERTS_ROWS or name == "glm4_moe"]
+_PARAMS = [pytest.param(name, marks=[] if name in _DEFAULT else [pytest.mark.slow]) for name in ROWS]
+
+
+@pytest.fixture(scope="module", params=_PARAMS)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(request.param, tmp_path_factory.mktemp(request.param))
 
