@@ -5,8 +5,9 @@ A model's code routes as it does, and hands over the chosen experts of each toke
 that are ``down(silu(gate) * up)``, one ``com.microsoft::MoE``, which reads the chosen experts only. All other experts,
 and those of the dialect ``standard``, are computed for every token and weighted, with 0 where they were not chosen.
 
-``MoE`` takes router logits and applies a softmax of its own. It is handed the logarithms of the weights, and what they
-add up to multiplies its output: any router is expressed, whether its weights are normalized, scaled or biased.
+``MoE`` takes router logits and weights experts by a softmax of its own. It is handed one row for each token and chosen
+expert, and logits that leave it no choice; its outputs are weighted and added here. So any router is expressed, and the
+order of the sum is always the same.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from specrt.engines.spec import ONNXRUNTIME_DIALECT
 from specrt.exporter.tracing import ExpertsSite, Tracing, current
 
 IMPLEMENTATION = "specrt"
-_NOT_CHOSEN = -1e4  # as a logit: far below the logarithm of any weight, and within fp16
-_LEAST_WEIGHT = 1e-30  # of a chosen expert, as a logarithm
+EXPERTS_PER_TOKEN = "specrt.experts_per_token"  # key of the node's metadata: the operator's own k is 1
+_NOT_CHOSEN = -1e4  # as a logit, within fp16; that of the chosen expert is 0
 _SILUS = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
 
 
@@ -68,35 +69,36 @@ def _is_swiglu(module: Any) -> bool:
 def _sparse(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    num_experts = _num_experts(module)
-    weights = top_k_weights.float()  # [M, k]
-    none = torch.full((hidden_states.shape[0], num_experts), _NOT_CHOSEN)
-    logits = none.scatter(1, top_k_index, weights.clamp_min(_LEAST_WEIGHT).log())  # [M, E]
+    num_tokens, num_chosen = top_k_index.shape[0], top_k_index.shape[1]
+    rows = hidden_states[:, None].expand(-1, num_chosen, -1).reshape(-1, hidden_states.shape[-1])  # [M * k, H]
+    none = torch.full((rows.shape[0], _num_experts(module)), _NOT_CHOSEN, dtype=rows.dtype)
+    logits = none.scatter(1, top_k_index.reshape(-1, 1), 0.0)  # [M * k, E]
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     bias_up, bias_down = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
-    mixed = torch.onnx.ops.symbolic(
+    outputs = torch.onnx.ops.symbolic(
         "com.microsoft::MoE",
         [
-            hidden_states,
-            logits.to(hidden_states.dtype),
+            rows,
+            logits,
             _interleaved(gate_up),  # [E, 2 I, H]
             None if bias_up is None else _interleaved(bias_up[..., None]).reshape(bias_up.shape),
             down,  # [E, H, I]
             bias_down,
         ],
         {
-            "k": top_k_index.shape[-1],
+            "k": 1,
             "activation_type": "swiglu",
             "swiglu_fusion": 1,
             "normalize_routing_weights": 1,
         },
-        dtype=hidden_states.dtype,
-        shape=hidden_states.shape,
+        dtype=rows.dtype,
+        shape=rows.shape,
         version=1,
+        metadata_props={EXPERTS_PER_TOKEN: str(num_chosen)},
     )
-    return mixed * weights.sum(-1, keepdim=True).to(mixed.dtype)
+    return (outputs.reshape(num_tokens, num_chosen, -1) * top_k_weights[..., None]).sum(1)
 
 
 def _interleaved(gate_up: torch.Tensor) -> torch.Tensor:

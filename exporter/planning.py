@@ -95,13 +95,18 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
 
 def check_experts(name: str, observation: Observation, dialect: str, quantization: str) -> None:
     """Raise ``UsageError`` where experts, most of a model's weights, would stay unquantized."""
-    is_sparse = dialect == ONNXRUNTIME_DIALECT and all(site.is_sparse for site in observation.experts)
-    if quantization != "none" and observation.experts and not is_sparse:
+    if quantization != "none" and reads_all_experts(observation, dialect):
         reason = "for TensorRT" if dialect == STANDARD_DIALECT else "that are not down(silu(gate) * up)"
         raise UsageError(
             f"--quantize {quantization}: {name} is a mixture of experts, and experts {reason} are stored unquantized; "
             "leave --quantize out"
         )
+
+
+def reads_all_experts(observation: Observation, dialect: str) -> bool:
+    """Whether every pass reads and computes all experts of some layer, not only those that its tokens go through."""
+    is_sparse = dialect == ONNXRUNTIME_DIALECT and all(site.is_sparse for site in observation.experts)
+    return bool(observation.experts) and not is_sparse
 
 
 def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
@@ -123,6 +128,12 @@ def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) ->
         f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
         f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"
     )
+    for plan in plans:
+        if reads_all_experts(plan.observation, plan.spec.dialect):
+            chosen, count = plan.observation.experts[0].experts_per_token, plan.observation.experts[0].num_experts
+            progress.note(
+                f"{plan.role}: every pass computes all {count} experts of a layer, not the {chosen} of a token"
+            )
     available = psutil.virtual_memory().available
     if available < memory:
         progress.note(f"only {available / 1e9:.2f} GB of memory are available: this may swap or be killed")

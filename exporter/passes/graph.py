@@ -10,6 +10,7 @@ import onnx_ir.passes.common as common
 
 from specrt.engines.experts import Experts
 from specrt.engines.seam import Array
+from specrt.exporter.experts import EXPERTS_PER_TOKEN
 
 ATTENTION = "GroupQueryAttention"
 EXPERTS = ("MoE", "QMoE")  # inputs: tokens, router logits, then what is stored of the experts
@@ -96,7 +97,7 @@ def _share_read(value: ir.Value) -> float:
         if node.op_type == "DequantizeLinear":
             shares.append(_share_read(node.outputs[0]))
         elif node.op_type in EXPERTS and index >= FIRST_EXPERTS_INPUT:
-            shares.append(node.attributes["k"].as_int() / num_experts(node))
+            shares.append(experts_per_token(node) / num_experts(node))
         else:
             shares.append(float(node.op_type != "Gather" or index != 0))
     return max(shares)
@@ -109,10 +110,15 @@ def num_experts(node: ir.Node) -> int:
     return int(weight.shape.numpy()[0])
 
 
+def experts_per_token(node: ir.Node) -> int:
+    """How many experts a token goes through in a node of ``EXPERTS``."""
+    return int(node.metadata_props[EXPERTS_PER_TOKEN])
+
+
 def experts_of(model: ir.Model) -> Experts | None:
     """The experts of a graph; None where there are none, where every pass reads all, or where layers differ."""
     nodes = [node for node in model.graph if node.op_type in EXPERTS]
-    kinds = {(num_experts(node), node.attributes["k"].as_int()) for node in nodes}
+    kinds = {(num_experts(node), experts_per_token(node)) for node in nodes}
     if len(kinds) != 1:
         return None
     stored = [

@@ -57,7 +57,9 @@ def _quantized(model: ir.Model, node: ir.Node, name: str) -> ir.Node:
     inputs = [rows, logits, first.data, first.scales, gate_up_bias, second.data, second.scales, down_bias]
     if layout.has_zero_points:
         inputs += [None, None, None, first.zero_points, second.zero_points]
-    return ir.node("QMoE", inputs, attributes=attributes, domain="com.microsoft")
+    found = ir.node("QMoE", inputs, attributes=attributes, domain="com.microsoft")
+    found.metadata_props.update(node.metadata_props)
+    return found
 
 
 def _shape(value: ir.Value) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import pytest
 
 from specrt.engines.errors import BundleError
 from specrt.engines.fake import fake_spec
+from specrt.engines.experts import Experts
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import (
     MANIFEST_NAME,
@@ -65,6 +66,19 @@ def full_manifest() -> Manifest:
         tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", "<s>", None),
         files={name: FileEntry(10, "0" * 64) for name in names},
     )
+
+
+def test_experts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    manifest = full_manifest()
+    manifest = dataclasses.replace(manifest, target=dataclasses.replace(manifest.target, experts=Experts(2, 8, 2, 99)))
+    write(tmp_path, manifest_text(manifest))
+    read = manifest_from_bundle(tmp_path)
+    assert read == manifest
+    reads, none = read.target.further_reads, full_manifest().target.further_reads
+    assert reads is not None and none is None
+    assert reads(1) == 0 and reads(2) == pytest.approx(2 * 99 * 1.5 / (1 << 19), abs=1e-6)
+    write(tmp_path, manifest_text(manifest).replace('"experts_per_token": 2', '"experts_per_token": 9'))
+    assert "contradictory" in refusal(tmp_path)
 
 
 def write(bundle: Path, text: str) -> None:
@@ -152,20 +166,24 @@ def _as_schema(manifest: Manifest, version: int) -> dict[str, Any]:
     """What an older specrt wrote of a manifest that it could write."""
     data: dict[str, Any] = json.loads(manifest_text(manifest))
     for model in (data["target"], data["draft"]["model"]):
-        del model["spec"]["num_input_ids"]
+        if version < 5:
+            del model["experts"]
+        if version < 4:
+            del model["spec"]["num_input_ids"]
         if version < 3:
             del model["spec"]["dialect"]
-    del data["draft"]["shares_kv"]
+    if version < 4:
+        del data["draft"]["shares_kv"]
     return {**data, "schema_version": version}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_a_bundle_of_an_older_schema_is_what_it_was(tmp_path: Path, version: int) -> None:
     write(tmp_path, json.dumps(_as_schema(full_manifest(), version)))
     assert manifest_from_bundle(tmp_path) == dataclasses.replace(full_manifest(), schema_version=version)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("key", ["target", "draft"])
 def test_a_damaged_bundle_of_an_older_schema(tmp_path: Path, key: str, version: int) -> None:
     data = _as_schema(full_manifest(), version)
