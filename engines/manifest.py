@@ -46,7 +46,8 @@ class ModelEntry:
 
     ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
     and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
-    that is the same. ``heads`` maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
+    that is the same. ``heads`` maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or
+    ``int4``, of the weights.
     """
 
     source: str

@@ -188,7 +188,7 @@ def rounds_of(target: ModelCost, draft: ModelCost | None, device: Device, max_k:
 def fit_device(device: Device, model: ModelCost, past: int, pass_ms: dict[int, float]) -> Device:
     """``device`` with the peak and the overhead a node that explain T(M) of one model; its bandwidth stays.
 
-    T(M) less the bytes over bandwidth is a line in M: the slope is operations over peak, the rest at M = 0 the overhead.
+    T(M) less bytes over bandwidth is a line in M: its slope is operations over peak, its value at M = 0 the overhead.
     """
     widths = sorted(pass_ms)
     rest_ms = {width: pass_ms[width] - _memory_s(model, device, width, past) * 1e3 for width in widths}

@@ -2,8 +2,8 @@
 
 MoE(x, logits, Reshape(Transpose(Reshape(gate_up)))) -> MoE(x, logits, gate_up.laid_out)
 
-The trace states the layout in torch; it is computed when the weights are written. Left alone, the engine would keep both
-layouts in memory, or compute one in every pass.
+The trace states the layout in torch; it is computed when the weights are written. Left alone, the engine would keep
+both layouts in memory, or compute one in every pass.
 
 MoE(x [P, H], logits) -> MoE([x, x of experts that have one row], ...)[: P]
 

@@ -25,7 +25,7 @@ def test_the_formula_is_the_mean_of_independent_draws(count: int, per_token: int
     distinct = np.array([len(set(draw.ravel().tolist())) for draw in orders])
     expected = Experts(1, count, per_token, 1).expected_distinct(num_tokens)
     assert abs(distinct.mean() - expected) <= 5 * distinct.std() / 1000**0.5 + 1e-9
-    if 1 < num_tokens and per_token < count:  # not what tokens with experts of their own would read
+    if num_tokens > 1 and per_token < count:  # not what tokens with experts of their own would read
         assert distinct.mean() < num_tokens * per_token - 0.02
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from specrt.engines.errors import BundleError
-from specrt.engines.fake import fake_spec
 from specrt.engines.experts import Experts
+from specrt.engines.fake import fake_spec
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import (
     MANIFEST_NAME,
