@@ -20,6 +20,7 @@ from specrt.tools.roofline import ModelCost
 
 PREFILL_CHUNK, DEFAULT_MAX_SEQ_LEN = 512, 2048
 NODES_PER_LAYER, NODES_BESIDE = 12, 10  # of the exported graphs: 340 for 30 layers of llama, 344 for 28 of qwen2
+NODES_OF_EXPERTS = 30  # more in a layer that has some: its router, and what prepares rows for its experts
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -84,7 +85,7 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
         kv_bytes_per_token=spec.kv_bytes // spec.capacity,
         scratch_bytes=_scratch_bytes(spec, text, item_bytes),
         flops_per_token=2 * (inner - unread + table),
-        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE,
+        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE + NODES_OF_EXPERTS * len(observation.experts),
         experts=experts,
     )
 
