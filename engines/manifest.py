@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.errors import BundleError
+from specrt.engines.experts import Experts
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.spec import DIALECTS, ModelSpec, TensorSpec, model_contract
 
@@ -50,9 +52,10 @@ class AdapterEntry:
 class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
-    ``bytes_per_pass`` are the weights that one pass reads: all but a table of which it looks up single rows. ``heads``
-    maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or ``int4``, of the weights.
-    ``adapter`` is what was merged into ``source``.
+    ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
+    and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
+    that is the same. ``heads`` maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or
+    ``int4``, of the weights. ``adapter`` is what was merged into ``source``.
     ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
     torch model was compared; a draft that is made of the target's weights has the target's.
     """
@@ -72,11 +75,18 @@ class ModelEntry:
     heads: dict[str, str]
     quantization: str = "none"
     adapter: AdapterEntry | None = None
+    experts: Experts | None = None
 
     @property
     def weights(self) -> str:
         """The file that holds its weights. A draft of the target's layers lies beside the target's, and reads that."""
         return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
+
+    @property
+    def further_reads(self) -> Callable[[int], float] | None:
+        """What a pass reads beyond one of one token, as a share of that, by its tokens; None where that is nothing."""
+        experts = self.experts
+        return None if experts is None else lambda num_tokens: experts.further_bytes(num_tokens) / self.bytes_per_pass
 
     @property
     def logits_tolerance(self) -> float:

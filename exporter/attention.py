@@ -92,14 +92,23 @@ def mask_of(mask_function: Callable[..., Any], hint: int | None) -> Mask:
     return Mask(window)
 
 
-def _mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> Mask:
-    is_export = current().inputs is not None  # no values under torch.export, and observe() has checked them
-    return Mask(local_size) if is_export else mask_of(mask_function, local_size)
+def _mask(
+    *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
+) -> Mask | UnsupportedModelError:
+    """The mask, or the reason why there is none: models make masks of kinds that none of their layers uses."""
+    if current().inputs is not None:
+        return Mask(local_size)  # no values under torch.export, and observe() has checked them
+    try:
+        return mask_of(mask_function, local_size)
+    except UnsupportedModelError as error:
+        return error
 
 
 def _site(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, options: dict[str, Any]
 ) -> AttentionSite:
+    if isinstance(mask, UnsupportedModelError):
+        raise mask
     if not isinstance(mask, Mask):
         refuse(f"{type(module).__name__} masks its attention in code of its own, not by transformers' mask interface")
     head_dim = query.shape[-1]

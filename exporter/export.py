@@ -16,6 +16,7 @@ import onnx_ir as ir
 import specrt
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UnsupportedModelError
+from specrt.engines.experts import Experts
 from specrt.engines.manifest import (
     SCHEMA_VERSION,
     AdapterEntry,
@@ -35,8 +36,9 @@ from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.dequantize import dequantize_weights
-from specrt.exporter.passes.graph import bytes_per_pass
+from specrt.exporter.passes.graph import bytes_per_pass, experts_of
 from specrt.exporter.passes.quantize import quantize_weights
+from specrt.exporter.passes.quantized_experts import quantize_experts
 from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
@@ -128,6 +130,7 @@ class _Written:
     fingerprint: str
     weights_bytes: int
     bytes_per_pass: int
+    experts: Experts | None
 
 
 def _export_models(
@@ -163,8 +166,10 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
         if plan.quantization != "none":
             store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
             store(graph, plan.quantization, plan.spec.vocab_size)
+            quantize_experts(graph, plan.quantization)
         weights_bytes = _write(graph, plan, folder / plan.graph, progress)
-        written.append(_Written(plan, ids, expected, fingerprint, weights_bytes, bytes_per_pass(graph)))
+        read_bytes, experts = bytes_per_pass(graph), experts_of(graph)
+        written.append(_Written(plan, ids, expected, fingerprint, weights_bytes, read_bytes, experts))
         graphs += [traced, graph]
     release_weights(model, graphs)
     del model, graphs, traced, graph
@@ -201,6 +206,7 @@ def _compare(written: _Written, folder: Path, heads: dict[str, str], progress: P
         heads=heads,
         quantization=plan.quantization,
         adapter=_adapter_entry(source),
+        experts=written.experts,
     )
 
 

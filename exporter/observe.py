@@ -12,20 +12,26 @@ from transformers import AutoModelForCausalLM
 from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.spec import KVLayer
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, refuse, register
+from specrt.exporter.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from specrt.exporter.experts import register_experts
 from specrt.exporter.refusals import reason_of, refuse_by_config
-from specrt.exporter.tracing import AttentionSite, Tracing, tracing
+from specrt.exporter.tracing import AttentionSite, ExpertsSite, Tracing, tracing
 
 _READS_IDS = "warn_if_padding_and_no_attention_mask"  # a warning that needs the values of ids
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy."""
+    """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy.
+
+    ``experts`` are those of the layers that have some.
+    """
 
     sites: tuple[AttentionSite, ...]
     vocab_size: int
     num_parameters: int
     max_position_embeddings: int
+    experts: tuple[ExpertsSite, ...] = ()
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
@@ -39,6 +45,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     """
     text = refuse_by_config(config, trust_remote_code)
     register()
+    register_experts()
     try:
         model = _without_weights(config, trust_remote_code)
         with torch.no_grad():
@@ -61,6 +68,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
         int(logits.shape[-1]),
         sum(parameter.numel() for parameter in model.parameters()),
         int(getattr(text, "max_position_embeddings", 0) or 0),
+        tuple(state.experts),
     )
 
 
@@ -68,7 +76,10 @@ def _without_weights(config: Any, trust_remote_code: bool) -> Any:
     """The model of ``config`` on the meta device, with our attention."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            copy.deepcopy(config), attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
+            copy.deepcopy(config),
+            attn_implementation=IMPLEMENTATION,
+            experts_implementation=EXPERTS_IMPLEMENTATION,
+            trust_remote_code=trust_remote_code,
         ).eval()
     for module in model.modules():
         if hasattr(module, _READS_IDS):

@@ -9,7 +9,7 @@ import psutil
 
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
-from specrt.engines.spec import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.engines.spec import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.exporter.bundle import check_disk
 from specrt.exporter.observe import Observation, observe
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
@@ -78,6 +78,9 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
         kv_layers=observation.kv_layers,
         dialect=options.dialect,
     )
+    has_target_weights = role == "target" or options.num_draft_layers is not None
+    quantize = options.quantize if has_target_weights else options.draft_quantize
+    check_experts(source.name, observation, spec.dialect, quantize)
     if role == "target":
         return ModelPlan(role, source, observation, spec, options.quantize)
     spec = _with_head_of(spec, options.draft_vocab)
@@ -88,6 +91,22 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
         raise UsageError(f"--draft {options.draft}: the target has {len(observation.kv_layers)} layers; keep fewer")
     plan = ModelPlan(role, source, observation, spec, options.quantize, num_layers)
     return plan.with_layers(tuple(range(num_layers)))
+
+
+def check_experts(name: str, observation: Observation, dialect: str, quantization: str) -> None:
+    """Raise ``UsageError`` where experts, most of a model's weights, would stay unquantized."""
+    if quantization != "none" and reads_all_experts(observation, dialect):
+        reason = "for TensorRT" if dialect == STANDARD_DIALECT else "that are not down(silu(gate) * up)"
+        raise UsageError(
+            f"--quantize {quantization}: {name} is a mixture of experts, and experts {reason} are stored unquantized; "
+            "leave --quantize out"
+        )
+
+
+def reads_all_experts(observation: Observation, dialect: str) -> bool:
+    """Whether every pass reads and computes all experts of some layer, not only those that its tokens go through."""
+    is_sparse = dialect == ONNXRUNTIME_DIALECT and all(site.is_sparse for site in observation.experts)
+    return bool(observation.experts) and not is_sparse
 
 
 def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
@@ -109,6 +128,12 @@ def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) ->
         f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
         f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"
     )
+    for plan in plans:
+        if reads_all_experts(plan.observation, plan.spec.dialect):
+            chosen, count = plan.observation.experts[0].experts_per_token, plan.observation.experts[0].num_experts
+            progress.note(
+                f"{plan.role}: every pass computes all {count} experts of a layer, not the {chosen} of a token"
+            )
     available = psutil.virtual_memory().available
     if available < memory:
         progress.note(f"only {available / 1e9:.2f} GB of memory are available: this may swap or be killed")

@@ -32,6 +32,8 @@ from specrt.engines.spec import (
 from specrt.exporter.attention import IMPLEMENTATION, ContractCache, register
 from specrt.exporter.cutting import only_layers, place_of_layers
 from specrt.exporter.emission import STANDARD_OPSET
+from specrt.exporter.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from specrt.exporter.experts import register_experts
 from specrt.exporter.kinds import Records, record
 from specrt.exporter.passes.simplify import fold_weights, simplify
 from specrt.exporter.stamping import CannotStamp, Stamp, marked
@@ -111,7 +113,9 @@ def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
 def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
     """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
     register()
+    register_experts()
     model.set_attn_implementation(IMPLEMENTATION)
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     frozen = _freeze_longrope(model, spec.max_seq_len)
     try:
         yield

@@ -41,11 +41,22 @@ class AttentionSite:
         return -(-max(self.head_dim, self.value_dim) // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
 
 
+@dataclass(frozen=True)
+class ExpertsSite:
+    """The experts of one layer, as observed: ``num_parameters`` of all of them. ``is_sparse``: a pass reads only those
+    that its tokens go through."""
+
+    num_experts: int
+    experts_per_token: int
+    num_parameters: int
+    is_sparse: bool
+
+
 @dataclass
 class Tracing:
     """State of one forward pass. In an export ``inputs`` are the graph's by name and ``present`` collects KV outputs.
 
-    ``masks`` holds what the layers of one window share.
+    ``masks`` holds what the layers of one window share; ``experts`` are those of the layers that have some.
     """
 
     dialect: str = ONNXRUNTIME_DIALECT
@@ -54,6 +65,7 @@ class Tracing:
     updated: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     sites: dict[int, AttentionSite] = field(default_factory=dict)
     present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    experts: list[ExpertsSite] = field(default_factory=list)
 
 
 _active: list[Tracing] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrt.runtime.acceptance import Acceptance, expected_tokens
-from specrt.runtime.costs import Costs
+from specrt.runtime.costs import Costs, FurtherReads
 from specrt.runtime.drafters import ModelDrafter, NGramDrafter
 from specrt.runtime.late import LateIds
 
@@ -54,13 +54,15 @@ class Experience:
         target_ms: Mapping[str, float] | None = None,
         draft_ms: Mapping[str, float] | None = None,
         rates: Mapping[str, Sequence[float]] | None = None,
+        further_reads: tuple[FurtherReads | None, FurtherReads | None] = (None, None),
     ) -> Experience:
-        """Experience of K up to ``k``: ``slopes`` of the ``Costs`` of target and draft, the rest as in a ``Tuning``."""
+        """Experience of K up to ``k``: ``slopes`` and ``further_reads`` of the ``Costs`` of target and draft, the rest
+        as in a ``Tuning``."""
         priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
         acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
         target, draft = (
-            Costs(slope, {int(width): ms for width, ms in (measured or {}).items()})
-            for slope, measured in zip(slopes, (target_ms, draft_ms), strict=True)
+            Costs(slope, {int(width): ms for width, ms in (measured or {}).items()}, reads)
+            for slope, measured, reads in zip(slopes, (target_ms, draft_ms), further_reads, strict=True)
         )
         return cls(k, target, draft, acceptance)
 

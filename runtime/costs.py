@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _RATE = 0.2  # weight of the newest time; a controller must follow a machine that others use too
 _SHARED_RATE = 0.1  # the same on all other widths: load, and the length of the context, act on all
 _LEAST_MS = 1e-3  # what a coarse clock calls 0
 _OUTLIER = 3.0  # a pass that takes so many times as long as expected was interrupted: it counts as this much
 
+FurtherReads = Callable[[int], float]
+
 
 class Costs:
     """Times of a pass by width, [1 .. max_width] tokens. Widths not seen yet follow from those seen.
 
-    ``slope`` is the guess for what each further token adds, as a share of the first. Several threads may observe: the
-    newest wins.
+    ``slope`` is the guess for what each further token adds, as a share of the first; ``further_reads`` of a width is
+    what a pass of that width reads beyond one of one token, as a share of that (more experts). Several threads may
+    observe: the newest wins.
     """
 
-    def __init__(self, slope: float, measured: Mapping[int, float] | None = None) -> None:
-        self._slope = slope
+    def __init__(
+        self,
+        slope: float,
+        measured: Mapping[int, float] | None = None,
+        further_reads: FurtherReads | None = None,
+    ) -> None:
+        self._slope, self._further_reads = slope, further_reads
         self._ms: dict[int, float] = dict(measured or {})
 
     @property
@@ -37,7 +45,12 @@ class Costs:
             return self._ms[below] + share * (self._ms[above] - self._ms[below])
         nearest = below if below is not None else above
         assert nearest is not None
-        return self._ms[nearest] * (1 + self._slope * (width - 1)) / (1 + self._slope * (nearest - 1))
+        return self._ms[nearest] * self._growth(width) / self._growth(nearest)
+
+    def _growth(self, width: int) -> float:
+        """The time of a pass over that of one token, as it is assumed before it is measured."""
+        reads = self._further_reads(width) if self._further_reads else 0.0
+        return 1 + self._slope * (width - 1) + reads
 
     def observe(self, width: int, ms: float) -> None:
         """A pass of ``width`` tokens took ``ms``."""

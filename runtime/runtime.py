@@ -92,8 +92,9 @@ class Runtime:
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
-        measured = () if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
-        self.experience = Experience.of(self.manifest.num_speculative_tokens, slopes, *measured)
+        measured = (None,) * 3 if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
+        reads = (target.further_reads, entry.further_reads)
+        self.experience = Experience.of(self.manifest.num_speculative_tokens, slopes, *measured, further_reads=reads)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.

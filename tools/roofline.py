@@ -14,6 +14,7 @@ from pathlib import Path
 
 from specrt.engines.codec import from_json
 from specrt.engines.errors import UsageError
+from specrt.engines.experts import Experts
 
 # Assumed of the devices of the table, whose figures are the vendors': the share that kernels reach, and what passes
 # between two kernels of a CUDA graph.
@@ -40,7 +41,10 @@ class Device:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Sizes of a model on a device. ``bytes_per_pass`` are the weights that a pass reads, KV not counted."""
+    """Sizes of a model on a device. ``bytes_per_pass`` are the weights that a pass of one token reads, KV not counted.
+
+    ``experts`` are those of which a pass of more tokens is expected to read more.
+    """
 
     name: str
     max_seq_len: int
@@ -51,6 +55,11 @@ class ModelCost:
     scratch_bytes: int
     flops_per_token: int
     num_nodes: int
+    experts: Experts | None = None
+
+    def read_bytes(self, width: int) -> int:
+        """Weights that a pass of ``width`` tokens is expected to read."""
+        return self.bytes_per_pass + (self.experts.further_bytes(width) if self.experts else 0)
 
     @property
     def total_bytes(self) -> int:
@@ -124,10 +133,14 @@ def find_device(name: str) -> Device:
 
 def pass_s(model: ModelCost, device: Device, width: int, past: int) -> float:
     """Seconds of a pass of ``width`` tokens after ``past`` cached ones."""
-    memory = (model.bytes_per_pass + past * model.kv_bytes_per_token) / device.bandwidth_bytes_per_s
+    memory = _memory_s(model, device, width, past)
     compute = width * model.flops_per_token / device.flops_per_s
     overhead = model.num_nodes * device.node_overhead_us * 1e-6
     return overhead + (max(memory, compute) if device.overlaps else memory + compute)
+
+
+def _memory_s(model: ModelCost, device: Device, width: int, past: int) -> float:
+    return (model.read_bytes(width) + past * model.kv_bytes_per_token) / device.bandwidth_bytes_per_s
 
 
 def expected_tokens(acceptance: Sequence[float], k: int) -> float:
@@ -175,20 +188,20 @@ def rounds_of(target: ModelCost, draft: ModelCost | None, device: Device, max_k:
 def fit_device(device: Device, model: ModelCost, past: int, pass_ms: dict[int, float]) -> Device:
     """``device`` with the peak and the overhead a node that explain T(M) of one model; its bandwidth stays.
 
-    T(M) is a line in M: the slope is operations over peak, the rest at M = 0 bytes over bandwidth and the overhead.
+    T(M) less bytes over bandwidth is a line in M: its slope is operations over peak, its value at M = 0 the overhead.
     """
     widths = sorted(pass_ms)
-    mean_width, mean_ms = sum(widths) / len(widths), sum(pass_ms.values()) / len(widths)
+    rest_ms = {width: pass_ms[width] - _memory_s(model, device, width, past) * 1e3 for width in widths}
+    mean_width, mean_ms = sum(widths) / len(widths), sum(rest_ms.values()) / len(widths)
     spread = sum((width - mean_width) ** 2 for width in widths)
-    slope_ms = sum((width - mean_width) * (pass_ms[width] - mean_ms) for width in widths) / spread
+    slope_ms = sum((width - mean_width) * (rest_ms[width] - mean_ms) for width in widths) / spread
     if slope_ms <= 0:
         raise UsageError(f"calibration: passes of {model.name} do not take longer with more rows; measure again")
-    memory_ms = (model.bytes_per_pass + past * model.kv_bytes_per_token) / device.bandwidth_bytes_per_s * 1e3
-    rest_ms = mean_ms - slope_ms * mean_width - memory_ms
+    overhead_ms = mean_ms - slope_ms * mean_width
     return replace(
         device,
         flops_per_s=model.flops_per_token / (slope_ms * 1e-3),
-        node_overhead_us=max(0.0, rest_ms / model.num_nodes * 1e3),
+        node_overhead_us=max(0.0, overhead_ms / model.num_nodes * 1e3),
     )
 
 

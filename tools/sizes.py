@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from specrt.engines.errors import UsageError
-from specrt.engines.spec import ITEM_BYTES, ModelSpec, model_contract, plan_buffers
+from specrt.engines.experts import Experts
+from specrt.engines.spec import (
+    ITEM_BYTES,
+    ONNXRUNTIME_DIALECT,
+    STANDARD_DIALECT,
+    ModelSpec,
+    model_contract,
+    plan_buffers,
+)
 from specrt.tools.roofline import ModelCost
 
 PREFILL_CHUNK, DEFAULT_MAX_SEQ_LEN = 512, 2048
 NODES_PER_LAYER, NODES_BESIDE = 12, 10  # of the exported graphs: 340 for 30 layers of llama, 344 for 28 of qwen2
+NODES_OF_EXPERTS = 30  # more in a layer that has some: its router, and what prepares rows for its experts
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -57,6 +66,7 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
     is_tied = bool(getattr(config, "tie_word_embeddings", False))
     inner = observation.num_parameters - table * (1 if is_tied else 2)
     table_bytes, inner_bytes = int(table * table_weight_bytes), int(inner * weight_bytes)
+    experts, unread = _experts(name, observation, shape, weight_bytes)
     spec = ModelSpec(
         vocab_size=observation.vocab_size,
         max_seq_len=length,
@@ -69,14 +79,37 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
     return ModelCost(
         name=name,
         weights_bytes=inner_bytes + table_bytes * (1 if is_tied else 2),
-        bytes_per_pass=inner_bytes + table_bytes,
+        bytes_per_pass=inner_bytes + table_bytes - int(unread * weight_bytes),
         max_seq_len=length,
         kv_bytes=spec.kv_bytes,
         kv_bytes_per_token=spec.kv_bytes // spec.capacity,
         scratch_bytes=_scratch_bytes(spec, text, item_bytes),
-        flops_per_token=2 * (inner + table),
-        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE,
+        flops_per_token=2 * (inner - unread + table),
+        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE + NODES_OF_EXPERTS * len(observation.experts),
+        experts=experts,
     )
+
+
+def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> tuple[Experts | None, int]:
+    """The experts of which a pass reads some, and how many parameters a pass of one token does not read.
+
+    Beside bf16, which is TensorRT's, a pass reads and computes all of them. Raises ``UsageError`` for what is not
+    exported.
+    """
+    from specrt.exporter.planning import check_experts
+
+    dialect = ONNXRUNTIME_DIALECT if shape.dtype == "fp32" else STANDARD_DIALECT
+    check_experts(name, observation, dialect, shape.quantize)
+    sites = [site for site in observation.experts if site.is_sparse]
+    if not sites or shape.dtype == "bf16":
+        return None, 0
+    unread = sum(
+        site.num_parameters * (site.num_experts - site.experts_per_token) // site.num_experts for site in sites
+    )
+    parameters = sum(site.num_parameters for site in sites)
+    count, per_token = sites[0].num_experts, sites[0].experts_per_token
+    bytes_per_expert = int(parameters * weight_bytes) // (len(sites) * count)
+    return Experts(len(sites), count, per_token, bytes_per_expert), unread
 
 
 def _bytes_per_weight(shape: Shape) -> tuple[float, float]:

@@ -8,9 +8,13 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from specrt.engines.experts import Experts
 from specrt.engines.seam import Array
+from specrt.exporter.experts import EXPERTS_PER_TOKEN
 
 ATTENTION = "GroupQueryAttention"
+EXPERTS = ("MoE", "QMoE")  # inputs: tokens, router logits, then what is stored of the experts
+FIRST_EXPERTS_INPUT = 2
 
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
@@ -75,20 +79,73 @@ def remove_unused(model: ir.Model) -> None:
 
 
 def bytes_per_pass(model: ir.Model) -> int:
-    """Bytes of the initializers that a pass reads as a whole: those that some node uses other than to look up rows."""
+    """Bytes of the initializers that a pass of one token reads.
+
+    Tables of which some rows are looked up do not count; of experts those count that a token goes through.
+    """
     return sum(
-        value.const_value.nbytes
+        round(value.const_value.nbytes * _share_read(value))
         for value in model.graph.initializers.values()
-        if value.const_value is not None and _is_read(value)
+        if value.const_value is not None
     )
 
 
-def _is_read(value: ir.Value) -> bool:
-    """Whether a pass reads all of ``value``; what is only dequantized for lookups is not widened as a whole."""
-    return any(
-        _is_read(node.outputs[0]) if node.op_type == "DequantizeLinear" else node.op_type != "Gather" or index != 0
-        for node, index in value.uses()
-    )
+def _share_read(value: ir.Value) -> float:
+    """The share of ``value`` that a pass reads; what is only dequantized for lookups is not widened as a whole."""
+    shares = [0.0]
+    for node, index in value.uses():
+        if node.op_type == "DequantizeLinear":
+            shares.append(_share_read(node.outputs[0]))
+        elif node.op_type in EXPERTS and index >= FIRST_EXPERTS_INPUT:
+            shares.append(experts_per_token(node) / num_experts(node))
+        else:
+            shares.append(float(node.op_type != "Gather" or index != 0))
+    return max(shares)
+
+
+def num_experts(node: ir.Node) -> int:
+    """The number of experts of a node of ``EXPERTS``."""
+    weight = node.inputs[FIRST_EXPERTS_INPUT]
+    assert weight is not None and weight.shape is not None
+    return int(weight.shape.numpy()[0])
+
+
+def experts_per_token(node: ir.Node) -> int:
+    """How many experts a token goes through in a node of ``EXPERTS``."""
+    return int(node.metadata_props[EXPERTS_PER_TOKEN])
+
+
+def experts_of(model: ir.Model) -> Experts | None:
+    """The experts of a graph; None where there are none, where every pass reads all, or where layers differ."""
+    nodes = [node for node in model.graph if node.op_type in EXPERTS]
+    kinds = {(num_experts(node), experts_per_token(node)) for node in nodes}
+    if len(kinds) != 1:
+        return None
+    stored = [
+        value.const_value.nbytes
+        for node in nodes
+        for value in node.inputs[FIRST_EXPERTS_INPUT:]
+        if value is not None and value.const_value is not None
+    ]
+    ((count, per_token),) = kinds
+    return Experts(len(nodes), count, per_token, sum(stored) // (len(nodes) * count))
+
+
+def routers(model: ir.Model) -> set[ir.Node]:
+    """The matmuls that score experts."""
+    found: set[ir.Node] = set()
+    for experts in (node for node in model.graph if node.op_type in EXPERTS):
+        queue, seen = [experts.inputs[1]], set()
+        while queue:
+            node = value.producer() if (value := queue.pop()) is not None else None
+            if node is None or node in seen or node.op_type == "Shape":
+                continue
+            seen.add(node)
+            if node.op_type in ("MatMul", "Gemm"):
+                found.add(node)
+            else:
+                queue.extend(node.inputs)
+    return found
 
 
 def ancestors(model: ir.Model, wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:

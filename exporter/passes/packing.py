@@ -19,6 +19,7 @@ from specrt.exporter.passes.graph import (
     lazy_initializer,
     producer,
     remove_unused,
+    routers,
 )
 
 
@@ -48,10 +49,11 @@ def pack_qkv(model: ir.Model) -> ir.Model:
 
 
 def pack_shared_inputs(model: ir.Model) -> ir.Model:
-    """Join the remaining matmuls that read the same value."""
+    """Join the remaining matmuls that read the same value, but for routers, which are never quantized."""
     groups: dict[ir.Value, list[ir.Node]] = {}
+    apart = routers(model)
     for node in model.graph:
-        weight = node.inputs[1] if node.op_type == "MatMul" else None
+        weight = node.inputs[1] if node.op_type == "MatMul" and node not in apart else None
         if weight is not None and weight.const_value is not None and len(weight.uses()) == 1:
             groups.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
     for source, nodes in groups.items():

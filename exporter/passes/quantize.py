@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxruntime.capi import _pybind_state as ort_quantizers
 
 from specrt.engines.seam import Array
-from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node
+from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node, routers
 from specrt.exporter.passes.integer import integer_matmul
 from specrt.exporter.passes.rounding import round_blocks, share_on_grid
 
@@ -72,11 +72,13 @@ class _Blocks:
 def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
     """Quantize all matmuls with a stored weight, and the tables they share or that are looked up.
 
-    What has a row for each of ``vocab_size`` ids, head and embedding table, keeps 8 bits: it decides every token.
+    What has a row for each of ``vocab_size`` ids, head and embedding table, keeps 8 bits: it decides every token. So
+    do routers keep fp32. Experts: see ``specrt.exporter.passes.quantized_experts``.
     """
     tables: dict[str, _Blocks] = {}
+    scoring = routers(model)
     for node in list(model.graph):
-        weight = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
+        weight = node.inputs[1] if node.op_type in ("MatMul", "Gemm") and node not in scoring else None
         if weight is None or weight.const_value is None or weight.shape is None or len(weight.shape) != 2:
             continue
         is_table = node.op_type == "Gemm"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specrt.engines.errors import BundleError
+from specrt.engines.experts import Experts
 from specrt.engines.fake import fake_spec
 from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import (
@@ -66,6 +67,19 @@ def full_manifest() -> Manifest:
         tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", "<s>", None),
         files={name: FileEntry(10, "0" * 64) for name in names},
     )
+
+
+def test_experts_are_read_as_they_were_written(tmp_path: Path) -> None:
+    manifest = full_manifest()
+    manifest = dataclasses.replace(manifest, target=dataclasses.replace(manifest.target, experts=Experts(2, 8, 2, 99)))
+    write(tmp_path, manifest_text(manifest))
+    read = manifest_from_bundle(tmp_path)
+    assert read == manifest
+    reads, none = read.target.further_reads, full_manifest().target.further_reads
+    assert reads is not None and none is None
+    assert reads(1) == 0 and reads(2) == pytest.approx(2 * 99 * 1.5 / (1 << 19), abs=1e-6)
+    write(tmp_path, manifest_text(manifest).replace('"experts_per_token": 2', '"experts_per_token": 9'))
+    assert "contradictory" in refusal(tmp_path)
 
 
 def write(bundle: Path, text: str) -> None:

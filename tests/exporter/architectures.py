@@ -87,10 +87,56 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2-attention-only": ("Lfm2Config", {"layer_types": ["full_attention"] * 2}),
 }
-# Four that differ in what an export can get wrong: rotation inside the attention node, scaled; padded heads, windows of
+# Five that differ in what an export can get wrong: rotation inside the attention node, scaled; padded heads, windows of
 # both kinds, soft caps, an own scale and a tied head; one packed projection and factors by length; learned positions,
-# biases and transposed weights. The others are slow.
-REPRESENTATIVE = ("llama-rope-llama3", "gemma2-head-of-12", "phi3-longrope", "gpt2")
+# biases and transposed weights; and experts behind the most involved router. The others are slow.
+REPRESENTATIVE = ("llama-rope-llama3", "gemma2-head-of-12", "phi3-longrope", "gpt2", "glm4_moe")
+
+
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_GROUPED = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+# Mixtures of experts, by what their routers and layers differ in.
+EXPERTS_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "qwen3_moe": (  # weights that are not normalized, and a layer without experts
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "head_dim": 16, "norm_topk_prob": False, "mlp_only_layers": [0]},
+    ),
+    "glm4_moe": (  # sigmoids with a correction bias, groups, a scaling, shared experts, dense first layers
+        "Glm4MoeConfig",
+        {**_GROUPED, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "n_shared_experts": 1, "head_dim": 16},
+    ),
+    "qwen2_moe": ("Qwen2MoeConfig", {**_EXPERTS, "shared_expert_intermediate_size": 40}),  # sliding_window becomes 0
+    "olmoe": ("OlmoeConfig", {**_EXPERTS}),
+    "phimoe": ("PhimoeConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "moe_num_shared_experts": 2},
+    ),
+    "granitemoe": ("GraniteMoeConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 3.0}),
+    "granitemoeshared": (
+        "GraniteMoeSharedConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
+    ),
+    "flex_olmo": ("FlexOlmoConfig", {**_EXPERTS}),
+    "dots1": ("Dots1Config", {**_GROUPED, "first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True}),
+    "hunyuan_v1_moe": ("HunYuanMoEV1Config", {"num_experts": 8, "moe_topk": 3, "head_dim": 16}),
+    "aria_text": ("AriaTextConfig", {"moe_num_experts": 8, "moe_topk": 3, "moe_num_shared_experts": 1}),
+    "afmoe": (
+        "AfmoeConfig",
+        {**_EXPERTS, "num_shared_experts": 1, "num_dense_layers": 1, "sliding_window": WINDOW, "head_dim": 16},
+    ),
+    "cohere2_moe": ("Cohere2MoeConfig", {**_EXPERTS, "head_dim": 16, "sliding_window": WINDOW}),
+    "exaone_moe": ("ExaoneMoeConfig", {**_EXPERTS, "sliding_window": WINDOW}),
+    "hy_v3": ("HYV3Config", {**_EXPERTS, "head_dim": 16}),
+    "laguna": ("LagunaConfig", {**_EXPERTS, "shared_expert_intermediate_size": 40, "head_dim": 16}),
+    "mellum": ("MellumConfig", {**_EXPERTS, "head_dim": 16}),
+    "minimax_m2": ("MiniMaxM2Config", {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 16}),
+    "solar_open": ("SolarOpenConfig", {**_GROUPED, "head_dim": 16}),
+    "sarvam_moe": ("SarvamMoEConfig", {**_EXPERTS, "head_dim": 16}),
+    "kolibri1": ("Kolibri1Config", {**_EXPERTS, "head_dim": 16}),
+}
+ROWS |= EXPERTS_ROWS
 
 
 def each_row() -> list[Any]:
@@ -109,6 +155,7 @@ def tiny_model(name: str, **overrides: Any) -> Any:
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(tiny_config(name, **overrides), dtype=torch.float32).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        biases = [buffer for name, buffer in model.named_buffers() if "bias" in name]  # of routers
+        for parameter in (*model.parameters(), *biases):
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from specrt.engines.experts import Experts
 from specrt.runtime.acceptance import expected_tokens
 from specrt.runtime.adaptive import MODEL, NGRAM_LENGTHS, AdaptiveDrafter, Experience, ngram_source
 from specrt.runtime.drafters import ModelDrafter, NGramDrafter
@@ -136,6 +137,18 @@ def test_without_one_the_first_round_is_plain_and_the_second_drafts() -> None:
     simulate(adaptive(machine), machine, (1.0, 100))
     assert machine.widths[0] == 1 and machine.widths[1] > 1
     assert machine.widths[-1] == K + 1
+
+
+def test_a_mixture_of_experts_begins_with_a_smaller_k() -> None:
+    """Passes of one token take alike, wider ones are not measured: those of a mixture read more experts."""
+    experts = Experts(num_layers=1, num_experts=8, experts_per_token=2, bytes_per_expert=40)
+    widths = {}
+    for name, reads in (("dense", None), ("mixture", lambda width: experts.further_bytes(width) / 100)):
+        measured = {"1": 10.0}, {"1": 0.5}, {MODEL: [0.9]}
+        experience = Experience.of(K, (0.05, 0.05), *measured, further_reads=(reads, None))
+        machine = Machine(0.05, 0.5)
+        widths[name] = len(adaptive(machine, experience).propose([1, 2, 3], K))
+    assert 1 <= widths["mixture"] < widths["dense"]
 
 
 def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specrt.engines.experts import Experts
 from specrt.runtime.costs import Costs
 
 MS = st.floats(0.01, 1e4)
@@ -19,6 +20,15 @@ def test_nothing_is_known_at_first() -> None:
 def test_widths_between_two_seen_lie_on_a_line_and_those_beyond_on_the_slope() -> None:
     costs = Costs(0.5, {2: 15.0, 4: 25.0})
     assert [costs.ms(width) for width in (1, 2, 3, 4, 6)] == [10.0, 15.0, 20.0, 25.0, pytest.approx(35.0)]
+
+
+def test_what_a_wider_pass_reads_more_counts_until_it_is_measured() -> None:
+    experts = Experts(num_layers=1, num_experts=8, experts_per_token=2, bytes_per_expert=50)
+    costs = Costs(0.05, {1: 10.0}, lambda width: experts.further_bytes(width) / 100)
+    assert costs.ms(2) == pytest.approx(10 * (1 + 0.05 + 0.75))
+    costs.observe(2, 11.0)
+    assert costs.ms(2) < 18 and costs.ms(9) > 30
+    assert Costs(0.05, {1: 10.0}).ms(2) == pytest.approx(10.5)
 
 
 @given(st.floats(0, 1), st.dictionaries(st.integers(1, 9), MS, min_size=1), st.integers(1, 300))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specrt.engines.errors import UsageError
+from specrt.engines.experts import Experts
 from specrt.tools.roofline import (
     Device,
     ModelCost,
@@ -76,6 +77,33 @@ def test_the_fit_finds_the_device_that_made_the_times() -> None:
     fitted = fit_device(replace(CPU, flops_per_s=1.0, node_overhead_us=0.0), MODEL, 50, times)
     assert fitted.flops_per_s == pytest.approx(3e10)
     assert fitted.node_overhead_us == pytest.approx(25.0)
+
+
+EXPERTS = Experts(num_layers=10, num_experts=8, experts_per_token=2, bytes_per_expert=4 * 10**7)
+MIXTURE = replace(MODEL, weights_bytes=34 * 10**8, experts=EXPERTS)
+
+
+def test_a_pass_of_more_tokens_reads_more_experts() -> None:
+    assert MIXTURE.read_bytes(1) == 10**9 == MODEL.read_bytes(9)
+    assert MIXTURE.read_bytes(2) == 10**9 + round(4 * 10**8 * (8 * (1 - 0.75**2) - 2))
+    assert MIXTURE.read_bytes(100) == pytest.approx(34 * 10**8, rel=1e-6)
+    assert pass_s(MIXTURE, GPU, 2, 0) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9, 1.0])
+def test_the_best_k_of_a_mixture_is_at_most_that_of_a_dense_model_of_the_same_bytes(rate: float) -> None:
+    dense, mixture = rounds_of(MODEL, DRAFT, GPU, 8, 0), rounds_of(MIXTURE, DRAFT, GPU, 8, 0)
+    assert mixture.best_k((rate,)) <= dense.best_k((rate,))
+    assert mixture.speedup((rate,), 4) < dense.speedup((rate,), 4)
+    if rate == 0.8:
+        assert (mixture.best_k((rate,)), dense.best_k((rate,))) == (1, 7)
+
+
+def test_the_fit_finds_the_device_behind_a_mixture() -> None:
+    device = replace(CPU, flops_per_s=3e10, node_overhead_us=25.0)
+    times = {width: pass_s(MIXTURE, device, width, 50) * 1e3 for width in (1, 2, 4, 9)}
+    fitted = fit_device(replace(CPU, flops_per_s=1.0, node_overhead_us=0.0), MIXTURE, 50, times)
+    assert (fitted.flops_per_s, fitted.node_overhead_us) == (pytest.approx(3e10), pytest.approx(25.0))
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
