@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.cpu import available_cores
-from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.progress import one_line, quiet_libraries
+from specrt.tools.failure import Tool
+from specrt.tools.process import run_process
+from specrt.tools.progress import quiet_libraries
 from specrt.tools.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.sizes import DTYPES, Shape, cost_of
 from specrt.tools.steps import measure, read_bandwidth
@@ -30,7 +31,7 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
     return cost_of(entry.source, Shape(dtype, entry.quantization, entry.spec.max_seq_len, k), entry.revision)
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the device.")
 @click.option("--check", "others", multiple=True, type=click.Path(path_type=Path), help="Another bundle; repeatable.")
@@ -38,7 +39,6 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
 @click.option("--repeats", default=15, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@one_line()
 def main(
     bundle: Path,
     output: Path | None,
@@ -83,5 +83,4 @@ def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]],
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

@@ -20,13 +20,13 @@ from rich.table import Table
 import specrt
 from specrt.engines.cpu import available_cores
 from specrt.engines.heads import BLOCK, MATCH, TOKEN
-from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
+from specrt.tools.failure import Tool
 from specrt.tools.machine import describe_machine
-from specrt.tools.progress import one_line
+from specrt.tools.process import run_process
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
 
@@ -98,12 +98,11 @@ def measure(runtime: Runtime, prompt: Sequence[int], repeats: int) -> dict[str, 
     }
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
-@one_line()
 def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None) -> None:
     """Measure the heads' share of BUNDLE's rounds, with its K and its draft."""
     console = Console(highlight=False, soft_wrap=True)
@@ -124,5 +123,4 @@ def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

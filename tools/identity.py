@@ -15,7 +15,9 @@ import specrt
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.contenders import CONTENDERS, Lineup
-from specrt.tools.progress import Advance, one_line, shown_steps
+from specrt.tools.failure import Tool
+from specrt.tools.process import run_process
+from specrt.tools.progress import Advance, shown_steps
 from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts
 from specrt.tools.scores import Difference, first_difference
 
@@ -138,7 +140,7 @@ def _ways(manifest: Manifest, ks: str | None, drafts: str | None, threads: int |
     return Ways(chosen, tuple(map(int, texts)), threads or available_cores(), max_new_tokens)
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--max-new-tokens", type=click.IntRange(1), default=96, show_default=True)
 @click.option("--k", "ks", help="Such as 1,2,8. [default: every K of the bundle]")
@@ -147,7 +149,6 @@ def _ways(manifest: Manifest, ks: str | None, drafts: str | None, threads: int |
 @click.option("--reference", type=click.Choice(["eager", "none"]), default="eager", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
-@one_line()
 def main(
     bundle: Path,
     max_new_tokens: int,
@@ -178,4 +179,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

@@ -14,7 +14,8 @@ import click
 
 from specrt.engines.errors import UsageError
 from specrt.tools.bench_tables import with_interval
-from specrt.tools.progress import one_line
+from specrt.tools.failure import Tool
+from specrt.tools.process import run_process
 
 MARK = "bench"
 
@@ -73,11 +74,10 @@ def lines_around(mark: str) -> tuple[str, str]:
     return f"<!-- {mark} -->", f"<!-- /{mark} -->"
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bench", type=click.Path(path_type=Path))
 @click.option("--write", "document", type=click.Path(path_type=Path), help="Replace the table in this document.")
 @click.option("--mark", default=MARK, show_default=True, help="The word in the two lines around it.")
-@one_line()
 def main(bench: Path, document: Path | None, mark: str) -> None:
     """Print the table of BENCH, a file that 'specrt bench --json' wrote, or put it into a document."""
     try:
@@ -97,4 +97,4 @@ def main(bench: Path, document: Path | None, mark: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)
