@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.errors import ResourceError
 from specrt.engines.files import cannot_write
 
 fcntl: Any
@@ -61,7 +60,7 @@ class _TrialEnds(Exception):
 def check_place(place: Path, hint: str = HINT) -> None:
     """Raise ``ResourceError`` unless ``new_folder`` can work on ``place``: a trial, of which nothing is left."""
     place = place.absolute()
-    with suppress(_TrialEnds), made_parents(place.parent, hint), locked_folder(place, "partial", hint):
+    with suppress(_TrialEnds), made_parents(place.parent, hint), locked_folder(place, "trial", hint):
         raise _TrialEnds
 
 
@@ -80,8 +79,7 @@ def locked_folder(place: Path, kind: str, hint: str = HINT) -> Iterator[Path]:
         if renamed and place.exists() and place.stat().st_ino == inode:
             with suppress(OSError):
                 (place / LOCK_NAME).unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+        _remove(folder, handle)
 
 
 def clear_leftovers(place: Path, tell: Tell = lambda line: None) -> None:
@@ -165,15 +163,23 @@ def _make_locked(place: Path, kind: str, hint: str) -> tuple[Path, int]:
             folder = Path(tempfile.mkdtemp(prefix=_stem(place, kind), dir=place.parent))
         except OSError as error:
             raise cannot_write(place, error, hint) from error
+        handle = None
         try:
             handle = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise cannot_write(place, error, hint) from error
-        if _is_ours(folder, handle):
-            return folder, handle
-        os.close(handle)  # another process took the folder for a leftover before it was locked
-        shutil.rmtree(folder, ignore_errors=True)
+            if _is_ours(folder, handle):
+                return folder, handle
+        except BaseException as error:
+            _remove(folder, handle)
+            if isinstance(error, OSError):
+                raise cannot_write(place, error, hint) from error
+            raise
+        _remove(folder, handle)  # another process took the folder for a leftover before it was locked
+
+
+def _remove(folder: Path, handle: int | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if handle is not None:
+        os.close(handle)
 
 
 def _is_ours(folder: Path, handle: int) -> bool:
@@ -185,21 +191,17 @@ def _is_ours(folder: Path, handle: int) -> bool:
         return False
     except OSError:
         pass  # a file system without locks: others cannot lock it either
+    os.write(handle, _boot_id().encode())
     try:
-        os.write(handle, _boot_id().encode())
         return os.path.samestat(os.fstat(handle), os.stat(folder / LOCK_NAME))
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
-        raise ResourceError(f"{folder}: cannot be written ({error.strerror}); make room") from error
+    except FileNotFoundError:
+        return False
 
 
 def _temporary_folders(place: Path) -> list[tuple[Path, str]]:
     """Folders next to ``place`` that are named as ours, with their kind."""
     found = []
-    for kind in ("old", "partial"):
+    for kind in ("old", "partial", "trial"):
         pattern = re.compile(re.escape(_stem(place, kind)) + r"[a-z0-9_]{8}")
         with suppress(OSError):
             found += [(path, kind) for path in place.parent.iterdir() if pattern.fullmatch(path.name)]

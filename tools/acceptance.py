@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
+from specrt.engines.files import write_text_file
 from specrt.engines.heads import BLOCK, DRAFT_PROBS, PROBS
 from specrt.engines.oracle import block_chances, chunk_size
 from specrt.engines.seam import Array, Binding
@@ -28,6 +29,7 @@ from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.tools.failure import Tool
+from specrt.tools.outputs import OUTPUT_FILE
 from specrt.tools.process import run_process
 from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import choose_prompts, encode_prompts
@@ -140,7 +142,7 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True)
 @click.option("--prompts", "wanted", help="A number, 'code', or categories. [default: all]")
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write everything to this file.")
 def main(
     bundle: Path,
     temperatures: str,
@@ -185,7 +187,7 @@ def main(
             )
     Console().print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(stored) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.cpu import available_cores
+from specrt.engines.files import write_text_file
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.failure import Tool
+from specrt.tools.outputs import OUTPUT_FILE
 from specrt.tools.process import run_process
 from specrt.tools.progress import quiet_libraries
 from specrt.tools.roofline import Device, ModelCost, device_text, fit_device, pass_s
@@ -33,7 +35,7 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
 
 @click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the device.")
+@click.option("--output", "-o", type=OUTPUT_FILE, help="Where to store the device.")
 @click.option("--check", "others", multiple=True, type=click.Path(path_type=Path), help="Another bundle; repeatable.")
 @click.option("--widths", default="1,2,4,6,9", show_default=True, help="At most K + 1 of each bundle.")
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
@@ -63,7 +65,7 @@ def main(
     device = fit_device(bare, costs[bundle], past, times[str(bundle)])
     _print(device, {path: (costs[path], times[str(path)]) for path in costs}, past)
     if output is not None:
-        output.write_text(device_text(device), encoding="utf-8")
+        write_text_file(output, device_text(device))
 
 
 def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]], past: int) -> None:

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 import specrt
 from specrt.engines.errors import BundleError, ResourceError
+from specrt.engines.files import write_text_file
 from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.bench import run_bench
@@ -142,7 +143,7 @@ def _generate(plan: Plan) -> None:
         for prompt in choose_prompts(CATEGORIES):
             file = plan.bundle.parent / f"prompt-{prompt.category}.json"
             messages = [{"role": "user", "content": prompt.text}]
-            file.write_text(json.dumps(messages, indent=1) + "\n", encoding="utf-8")
+            write_text_file(file, json.dumps(messages, indent=1) + "\n")
             texts = []
             for k in (plan.k, 0):
                 options = ["--messages", str(file), "--max-new-tokens", str(MAX_NEW_TOKENS), "-k", str(k)]

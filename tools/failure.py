@@ -98,6 +98,8 @@ def _sorted(error: BaseException) -> tuple[str, int]:
         return text, UsageError.exit_code
     if isinstance(error, UnicodeError):
         return f"text: cannot be read or written ({error}); give UTF-8 text", UsageError.exit_code
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib, of '~nobody/model'
+        return f"path: {error} Give the path without '~'", UsageError.exit_code
     if isinstance(error, RecursionError):
         return f"input: nested too deeply ({error}); give a simpler one", UsageError.exit_code
     text = f"{type(error).__name__}: {reason_of(error)}; please report it; SPECRT_DEBUG=1 shows the traceback"
@@ -108,7 +110,7 @@ def _system_error(error: OSError, number: int) -> tuple[str, int]:
     """Of a place that cannot be used, or of a wrong path."""
     place = "the working directory" if error.filename is None and _has_no_folder() else error.filename
     named = f"{os.fsdecode(place)}: " if isinstance(place, str | bytes) else ""
-    if number in UNUSABLE or place == STDOUT:
+    if number in UNUSABLE or place == STDOUT or "temporary directory" in str(error):
         hint = "see where it leads" if place == STDOUT else "make room, or use another place"
         if number in (errno.EMFILE, errno.ENFILE):
             hint = "raise the limit ('ulimit -n')"

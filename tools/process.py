@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from specrt.engines.home import provide_home
 from specrt.engines.hugepages import restart_with_huge_pages
-from specrt.tools.streams import flush_streams, protect_streams
+from specrt.tools.streams import flush_streams, give_up_streams, protect_streams
 
 _STOPPING = ("SIGTERM", "SIGHUP")
 _RESTARTING = frozenset({"generate", "chat", "verify", "tune", "align"})
@@ -38,11 +38,12 @@ def run_process(load: Callable[[], Callable[[], object]], restarts: bool = False
     if restarts:
         restart_with_huge_pages()
     code = _exit_code(lambda: _prepare() or load()())
-    flushed = _exit_code(flush_streams)
+    code = code or _exit_code(flush_streams)
+    give_up_streams()
     for name in ("SIGINT", *_STOPPING):  # nothing is left that a signal could leave half done
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-    sys.exit(code or flushed)
+    sys.exit(code)
 
 
 def _prepare() -> None:

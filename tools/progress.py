@@ -13,11 +13,20 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from specrt.engines.errors import UsageError
+
 Advance = Callable[[str], None]
 
 
 def quiet_libraries() -> None:
-    """Keep torch, transformers and their friends from talking over the progress display. Call before importing them."""
+    """Keep torch and transformers from printing over the progress display. Call before importing them.
+
+    Raises ``UsageError`` in a working directory that was removed: torch's MKL ends the process there.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError("the working directory does not exist any more; change to one that does") from error
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")

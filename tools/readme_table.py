@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from specrt.engines.errors import UsageError
+from specrt.engines.files import write_text_file
 from specrt.tools.bench_tables import with_interval
 from specrt.tools.failure import Tool
 from specrt.tools.process import run_process
@@ -93,7 +94,7 @@ def main(bench: Path, document: Path | None, mark: str) -> None:
     _, end, after = rest.partition(last)
     if not begin or not end:
         raise UsageError(f"{document}: the lines {first} and {last} are missing; put them where the table shall stand")
-    document.write_text(f"{before}{first}\n{table}\n{last}{after}", encoding="utf-8")
+    write_text_file(document, f"{before}{first}\n{table}\n{last}{after}")
 
 
 if __name__ == "__main__":

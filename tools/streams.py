@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
@@ -24,32 +25,43 @@ class Output:
 
     def __init__(self, stream: TextIO, name: str, is_needed: bool) -> None:
         self._stream, self.name, self._is_needed = stream, name, is_needed
+        self._failure: OSError | None = None
         self.encoding: str = stream.encoding or "utf-8"
         self.errors = "backslashreplace"
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=self.errors)
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._fail(error)
+        if text != "":  # click probes a stream with an empty text, and ignores what that raises
+            self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._fail(error)
+        self._try(self._stream.flush)
 
-    def _fail(self, error: OSError) -> None:
-        """What is still buffered, and all that comes later, goes nowhere; the interpreter's last flush succeeds."""
+    def give_up(self) -> None:
+        """Raise nothing from now on: the process ends, and a failure was reported."""
+        self._is_needed = False
+        with suppress(OSError):
+            self.flush()
+
+    def _try(self, action: Callable[..., object], *arguments: str) -> None:
+        """Do it, or raise what failed once, again and again: a caller may ignore an error, but not all of them."""
+        if self._failure is None:
+            try:
+                action(*arguments)
+            except OSError as error:
+                self._failure = OSError(error.errno, error.strerror, self.name)
+                self._lead_nowhere()
+        if self._failure is not None and self._is_needed:
+            raise self._failure
+
+    def _lead_nowhere(self) -> None:
+        """What is still buffered goes nowhere, so that the interpreter's last flush succeeds."""
         with suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
-        if self._is_needed:
-            raise OSError(error.errno, error.strerror, self.name) from error
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":
@@ -65,9 +77,16 @@ def protect_streams() -> None:
 
 
 def flush_streams() -> None:
-    """Write what is buffered. Raises ``OSError`` that names the standard output."""
+    """Write what is buffered. Raises ``OSError`` where the standard output has failed, now or before."""
     sys.stderr.flush()
     sys.stdout.flush()
+
+
+def give_up_streams() -> None:
+    """The last act of a process: what cannot be written now is lost in silence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Output):
+            stream.give_up()
 
 
 def json_text(data: Any) -> str:
