@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.engines.codec import to_json
+from specrt.engines.errors import ResourceError
 from specrt.runtime.adaptive import ASSUMED, MODEL, ngram_source
 from specrt.runtime.tuning import Tuning, fingerprint, tuning_for, tuning_path, write_tuning
 from specrt.tools.cli import main
