@@ -51,7 +51,7 @@ def cannot_write(path: Path, error: BaseException, hint: str) -> ResourceError:
 
 
 def check_writable(path: Path, hint: str, what: str = "it") -> None:
-    """Raise unless a file can be written at ``path``; nothing is created. For use before minutes of work.
+    """Raise unless a file can be written at ``path``; nothing is left there. For use before minutes of work.
 
     Raises ``UsageError`` for a folder, or where its own folder does not exist; ``ResourceError`` where the system
     does not allow it.
@@ -67,8 +67,16 @@ def check_writable(path: Path, hint: str, what: str = "it") -> None:
     except OSError as error:
         raise ResourceError(f"{path}: {what} cannot be written there ({reason_of(error)}); {hint}") from error
     place = path if path.exists() else path.parent
-    if not os.access(place, os.W_OK):
-        raise ResourceError(f"{path}: {what} cannot be written there ({_why_not(place)}); {hint}")
+    why = None if os.access(place, os.W_OK) else _why_not(place)
+    if why is None and place != path:  # root is refused by some folders that os.access allows
+        try:
+            handle, name = tempfile.mkstemp(dir=place, prefix=".specrt-")
+            os.close(handle)
+            os.unlink(name)
+        except OSError as error:
+            why = reason_of(error)
+    if why is not None:
+        raise ResourceError(f"{path}: {what} cannot be written there ({why}); {hint}")
 
 
 def _why_not(place: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specrt.engines.errors import BundleError, ResourceError
 from specrt.engines.files import write_text_file
-from specrt.engines.home import cache_dir
+from specrt.engines.home import cache_dir as cache_dir
 from specrt.engines.manifest import FileEntry, Manifest
 from specrt.engines.progress import Progress, Silent
 

@@ -23,7 +23,7 @@ from specrt.tools.generation import (
 )
 from specrt.tools.making import COMMANDS as MAKING
 from specrt.tools.measuring import COMMANDS as MEASURING
-from specrt.tools.outputs import OUTPUT_FILE
+from specrt.tools.outputs import OutputFile
 from specrt.tools.process import run_specrt
 from specrt.tools.streams import json_text
 
@@ -108,7 +108,7 @@ def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> Non
 @place_options
 @click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
 @click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
-@click.option("--output", "-o", type=OUTPUT_FILE, help="Where to store the certificate as JSON.")
+@click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""

@@ -27,9 +27,13 @@ class OutputFolder(click.Path):
 class OutputFile(OutputFolder):
     """A file to write. Raises ``UsageError`` or ``ResourceError`` where none can be written."""
 
+    def __init__(self, what: str = "it") -> None:
+        super().__init__()
+        self._what = what
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = super().convert(value, param, ctx)
-        check_writable(path, "choose another file")
+        check_writable(path, "choose another file", self._what)
         return path
 
 

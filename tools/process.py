@@ -37,13 +37,18 @@ def run_process(load: Callable[[], Callable[[], object]], restarts: bool = False
     """
     if restarts:
         restart_with_huge_pages()
-    code = _exit_code(lambda: _prepare() or load()())
+    code = _exit_code(lambda: _run(load))
     code = code or _exit_code(flush_streams)
     give_up_streams()
     for name in ("SIGINT", *_STOPPING):  # nothing is left that a signal could leave half done
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.exit(code)
+
+
+def _run(load: Callable[[], Callable[[], object]]) -> None:
+    _prepare()
+    load()()
 
 
 def _prepare() -> None:

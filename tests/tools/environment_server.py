@@ -1,9 +1,9 @@
-"""A process that has imported the command and its libraries, and runs it in forks of itself: milliseconds, not seconds.
+"""A process that has imported the command and its libraries, and runs it in forks of itself: less than a second each.
 
-One request a line, as JSON: ``argv``; ``env`` (None removes a variable); ``encoding`` of the streams; ``streams``: a path
-for each of stdin, stdout and stderr, or None for a closed one; ``cwd``, where None is a folder that was removed;
-``limits``: resource limits by name; ``bare`` runs the command without its protection, as a negative control. The answer
-is the exit code.
+One request a line, as JSON: ``argv``; ``env`` (None removes a variable); ``encoding`` of the streams; ``streams``: a
+path for each of stdin, stdout and stderr, or None for a closed one; ``cwd``, where None is a folder that was removed;
+``limits``: resource limits by name; ``bare`` runs the command without its protection, as a negative control. The
+answer is the exit code.
 """
 
 from __future__ import annotations
