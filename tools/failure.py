@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -42,16 +44,41 @@ class Stopped(BaseException):
         self.exit_code = 128 + number
 
 
+class ReaderLeft(Exception):
+    """The pipe that standard output leads to is closed."""
+
+
 class OneLine:
     """Mixed into a click command or group: it ends in one line and a documented exit code, never in a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **{**kwargs, "standalone_mode": False})  # type: ignore[misc]
+        except SystemExit:
+            raise
         except BaseException as error:
-            if isinstance(error, SystemExit | GeneratorExit):
-                raise
             raise SystemExit(report(error)) from error
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _reader_may_leave():
+            return super().make_context(*args, **kwargs)  # type: ignore[misc]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reader_may_leave():
+            return super().invoke(ctx)  # type: ignore[misc]
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Take a closed pipe out of click's hands, which would end with 1, and out of rich's, which does so too."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderLeft from error
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            raise ReaderLeft from error
+        raise
 
 
 class Tool(OneLine, click.Command):
@@ -61,7 +88,7 @@ class Tool(OneLine, click.Command):
 def report(error: BaseException) -> int:
     """Print the one line of ``error`` on standard error; return the exit code."""
     line, code = outcome_of(error)
-    if os.environ.get("SPECRT_DEBUG") == "1" and not isinstance(error, (*_ON_PURPOSE, Stopped)):
+    if os.environ.get("SPECRT_DEBUG") == "1" and not isinstance(error, (*_ON_PURPOSE, ReaderLeft, Stopped)):
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
     if line:
         click.echo(line, err=True)
@@ -70,7 +97,7 @@ def report(error: BaseException) -> int:
 
 def outcome_of(error: BaseException) -> tuple[str, int]:
     """(line, exit code). The line is empty where the reader of the output went away: it wants no message."""
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, ReaderLeft | BrokenPipeError):
         return "", 0
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return f"specrt: {_STOPPED[INTERRUPTED_EXIT_CODE]}", INTERRUPTED_EXIT_CODE

@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -63,6 +64,8 @@ def _become(request: dict[str, Any]) -> None:
         sys.stdout.flush()
     except (OSError, ValueError):
         code = 120  # as the interpreter does
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ class Column:
     request: dict[str, Any] = field(default_factory=dict)
     stdout: str | None = "out"
     stderr: str | None = "err"
-    stdin: str | None = os.devnull
+    stdin: str | None = "in"
     code: int = 0
     runs: tuple[str, ...] = ()
     codes: dict[str, int] = field(default_factory=dict)
@@ -89,7 +90,10 @@ COLUMNS = {
     "no temporary folder": Column({"env": {"TMPDIR": "/nonexistent"}}),
     "few descriptors": Column({"limits": {"RLIMIT_NOFILE": 10}}),
     "files of 1000 bytes": Column(
-        {"limits": {"RLIMIT_FSIZE": 1000}}, runs=("export", "verify"), codes={"export": FAILS, "verify": FAILS}
+        {"limits": {"RLIMIT_FSIZE": 1000}},
+        stdout=os.devnull,
+        runs=("export", "verify"),
+        codes={"export": FAILS, "verify": FAILS},
     ),
     "a narrow, dumb terminal": Column({"env": {"COLUMNS": "1", "LINES": "1", "TERM": "dumb", "NO_COLOR": "1"}}),
 }
@@ -142,6 +146,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Iterator[S
     started = Server(
         folder, ["specrt.exporter.export", "onnxruntime"], [], environment(folder, SPECRT_MODELS=str(models))
     )
+    (folder / "in").write_text("Hello\n")
     with started.process:
         yield started
         started.process.stdin.close()  # type: ignore[union-attr]
@@ -207,38 +212,42 @@ CHAT_INPUTS = {
 def test_a_line_of_chat_that_is_not_text_costs_one_line(
     server: Server, tiny_bundle: Path, content: bytes, encoding: str, told: str
 ) -> None:
-    (server.folder / "in").write_bytes(content)
-    code, output, shown = server.run(["chat", str(tiny_bundle), *SHORT], Column({"encoding": encoding}, stdin="in"))
+    file = server.folder / "lines"
+    file.write_bytes(content)
+    column = Column({"encoding": encoding}, stdin=str(file))
+    code, output, shown = server.run(["chat", str(tiny_bundle), *SHORT], column)
     lines = shown.splitlines()
     assert code == 0 and output
     assert len(lines) == 2 and told in lines[0] and "tokens" in lines[1]
 
 
-def test_a_user_without_a_home_and_a_name(tiny_bundle: Path, tmp_path: Path, models: Path) -> None:
+def test_a_user_without_a_home_and_a_name(tiny_bundle: Path) -> None:
     """Reads all files and writes none but in the temporary folder, as in a container of an unknown uid."""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv to become an unknown user")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
     temporary.chmod(0o1777)
+    bundle = shutil.copytree(tiny_bundle, temporary / "bundle")
     only = "-all,+dac_read_search"
     caps = [f"--inh-caps={only}", "--ambient-caps=+dac_read_search", f"--bounding-set={only}"]
     prefix = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *caps]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TMPDIR": str(temporary)}
+    (temporary / "in").write_text("Hello\n")
     server = Server(temporary, ["onnxruntime"], prefix, env)
     codes = {}
     with server.process:
         for name in ("generate", "chat", "inspect", "doctor"):
-            arguments = [text.format(bundle=tiny_bundle, out=tmp_path) for text in ROWS[name].arguments]
+            arguments = [text.format(bundle=bundle) for text in ROWS[name].arguments]
             code, _, shown = server.run([name, *arguments], Column())
             codes[name] = (code, shown if code else "")
-        refused = server.run(["verify", str(tiny_bundle), "-o", str(tmp_path / "x")], Column())
+        refused = server.run(["verify", str(bundle), "-o", str(bundle / "x")], Column())
         server.process.stdin.close()  # type: ignore[union-attr]
     assert codes == dict.fromkeys(codes, (0, ""))
     assert refused[0] == FAILS and "Permission denied" in refused[2] and len(refused[2].splitlines()) == 1
     private = temporary / "specrt-54321"
     assert (private / ".cache" / "specrt" / "verified.json").is_file()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    shutil.rmtree(temporary)
 
 
 PLACES = {
