@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,23 +62,27 @@ class OneLine:
             raise SystemExit(report(error)) from error
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        with _reader_may_leave():
+        with _before_click():
             return super().make_context(*args, **kwargs)  # type: ignore[misc]
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _reader_may_leave():
+        with _before_click():
             return super().invoke(ctx)  # type: ignore[misc]
 
 
 @contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """Take a closed pipe out of click's hands, which would end with 1, and out of rich's, which does so too."""
+def _before_click() -> Iterator[None]:
+    """Take a closed pipe and Ctrl-C out of click's hands: it ends with 1 for the one, and adds a line for the other."""
     try:
         yield
     except BrokenPipeError as error:
         raise ReaderLeft from error
+    except KeyboardInterrupt as error:
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the terminal shows ^C at the end of its line
+        raise Stopped(signal.SIGINT) from error
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):
+        if isinstance(error.__context__, BrokenPipeError):  # rich ends with 1 as well
             raise ReaderLeft from error
         raise
 
