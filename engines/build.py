@@ -8,16 +8,16 @@ from __future__ import annotations
 import datetime
 import hashlib
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specrt import __version__
 from specrt.engines.errors import BackendError, ResourceError, UsageError
+from specrt.engines.files import write_file, write_text_file
+from specrt.engines.folders import check_place, new_folder
 from specrt.engines.gpu import find_gpus
 from specrt.engines.heads import head_contract
 from specrt.engines.integrity import check_files
@@ -90,9 +90,10 @@ def build(
         )
     capabilities = tuple(compute_capabilities) if library.is_portable else (gpus[0].compute_capability,)
     builder = _Builder(trt, compute_capabilities, folder, has_timings=not library.is_portable)
+    check_place(folder)
     _check_room(bundle, manifest, progress)
     check_files(bundle, manifest)
-    with _new_folder(folder) as partial:
+    with new_folder(folder, progress.note) as partial:
         jobs = _jobs(manifest, has_decode_profile)
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
@@ -100,7 +101,7 @@ def build(
         record = BuildRecord(
             RECORD_VERSION, __version__, created, backend, library.module, trt.__version__, capabilities, engines
         )
-        (partial / RECORD_NAME).write_text(record_text(record), encoding="utf-8")
+        write_text_file(partial / RECORD_NAME, record_text(record))
     remember_build(record)
     return record
 
@@ -157,7 +158,7 @@ class _Builder:
     def save_timings(self, folder: Path) -> None:
         """Keep what was measured for the next build. TensorRT-RTX measures nothing."""
         if self._timings:
-            (folder / TIMING_CACHE_NAME).write_bytes(self._timings)
+            write_file(folder / TIMING_CACHE_NAME, self._timings)
 
     def build(self, job: _Job, bundle: Path, folder: Path, manifest: Manifest, progress: Progress) -> EngineEntry:
         """Parse, inspect and build one engine into ``folder``."""
@@ -171,7 +172,7 @@ class _Builder:
         seconds = time.perf_counter() - started
         file = f"{job.name}.engine"
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(plan)
+        write_file(folder / file, plan)
         sources = job.sources(manifest)
         digest = hashlib.sha256(plan).hexdigest()
         return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
@@ -199,24 +200,3 @@ class _Builder:
         if self._has_timings:
             self._timings = bytes(config.get_timing_cache().serialize())
         return memoryview(plan)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of ``folder`` when the block ends well, and is removed when not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
-    try:
-        yield partial
-        partial.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old-", dir=folder.parent))
-            folder.rename(old / folder.name)
-            partial.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()

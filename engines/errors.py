@@ -7,16 +7,26 @@
     ├── PairError               5   the draft does not fit the target
     ├── BundleError             6   a bundle is missing, damaged or of another schema
     ├── ParityError             7   an exported graph does not answer as the model does
-    ├── ResourceError           8   not enough disk or memory
+    ├── ResourceError           8   disk, memory or an output cannot be used
     └── BackendError            9   a backend is unknown or not in the bundle; its library or engines do not fit
 
-An interrupted command (Ctrl-C) exits with 130. A message says what is wrong, what was got, what was expected and
-how to mend it, in one line.
+A command that a signal stops exits with 128 and the signal's number: 130 for Ctrl-C. One that meets an error which is
+not in the tree, a fault of specrt, exits with 70. A message says what is wrong, what was got, what was expected and how
+to fix it, in one line.
 """
 
 from __future__ import annotations
 
+HUNG_UP_EXIT_CODE = 129
 INTERRUPTED_EXIT_CODE = 130
+TERMINATED_EXIT_CODE = 143
+INTERNAL_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+OTHER_EXIT_CODES = {
+    "internal error": INTERNAL_EXIT_CODE,
+    "hung up": HUNG_UP_EXIT_CODE,
+    "interrupted": INTERRUPTED_EXIT_CODE,
+    "terminated": TERMINATED_EXIT_CODE,
+}
 
 
 class SpecrtError(Exception):

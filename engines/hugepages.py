@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "GLIBC_TUNABLES"
@@ -32,4 +33,5 @@ def restart_with_huge_pages() -> None:
     """Start the running Python command again with the setting, once; returns where there is nothing to gain."""
     env = environment(os.environ)
     if env != dict(os.environ) and sys.executable:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+        with suppress(OSError):  # not allowed, or too many arguments: the command works without as well
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

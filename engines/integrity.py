@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from specrt.engines.errors import BundleError
+from specrt.engines.errors import BundleError, ResourceError
+from specrt.engines.files import write_text_file
+from specrt.engines.home import cache_dir as cache_dir
 from specrt.engines.manifest import FileEntry, Manifest
 from specrt.engines.progress import Progress, Silent
 
 CHUNK_BYTES = 1 << 22
 LONG_BYTES = 1 << 28  # what takes half a second and more to hash is told
 MEND = "copy the bundle again or export it again"
-
-
-def cache_dir() -> Path:
-    """Where specrt keeps what it can make again: ``$SPECRT_CACHE`` or ``~/.cache/specrt``."""
-    return Path(os.environ.get("SPECRT_CACHE") or Path.home() / ".cache" / "specrt")
 
 
 def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
@@ -95,8 +90,6 @@ class _Ledger:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False, encoding="utf-8") as stream:
-                json.dump(self._known, stream)
-            os.replace(stream.name, self._path)
-        except OSError:
+            write_text_file(self._path, json.dumps(self._known))
+        except (OSError, ResourceError):
             return  # a read-only home: hash again next time

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
-from specrt.engines.errors import BackendError, BundleError
-from specrt.engines.integrity import cache_dir, sha256_of
+from specrt.engines.errors import BackendError, BundleError, ResourceError
+from specrt.engines.files import write_text_file
+from specrt.engines.home import cache_dir
+from specrt.engines.integrity import sha256_of
 from specrt.engines.manifest import Manifest
 from specrt.engines.profiles import PREFILL, VERIFY
 from specrt.engines.spec import ROWS, WIDTH
@@ -158,8 +160,8 @@ def remember_build(record: BuildRecord) -> None:
     path = cache_dir() / "builds.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(sorted({*_built_here(), *_digests(record)})), encoding="utf-8")
-    except OSError:
+        write_text_file(path, json.dumps(sorted({*_built_here(), *_digests(record)})))
+    except (OSError, ResourceError):
         return  # a read-only home
 
 

@@ -1,27 +1,38 @@
-"""A bundle appears whole or not at all: written to a temporary folder beside its place, renamed at the end."""
+"""A bundle appears whole or not at all: written to a temporary folder next to its place, renamed at the end."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.files import EXHAUSTED, UNUSABLE, cannot_write, errno_of, write_text_file
+from specrt.engines.folders import LOCK_NAME, Tell, check_place, clear_leftovers, new_folder
 from specrt.engines.integrity import sha256_of
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, Manifest, manifest_text
 
+HINT = "choose another --output"
 
-def check_output(output: Path, force: bool) -> None:
-    """Refuse to overwrite a bundle without ``force``, and anything that is not a bundle at all."""
-    if not output.exists():
-        return
-    is_bundle = output.is_dir() and ((output / MANIFEST_NAME).is_file() or not any(output.iterdir()))
+
+def check_output(output: Path, force: bool, tell: Tell = lambda line: None) -> None:
+    """Refuse to overwrite a bundle without ``force``, and anything that is not a bundle at all.
+
+    Raises ``ResourceError`` where no bundle can be written at ``output``; leaves nothing there. What a killed export
+    left next to it is removed or restored first; ``tell`` gets a line for each.
+    """
+    clear_leftovers(output.absolute(), tell)
+    try:
+        entries = None if not output.exists() else set(output.iterdir()) if output.is_dir() else {output}
+        is_bundle = not entries or (output / MANIFEST_NAME).is_file()
+    except OSError as error:
+        raise cannot_write(output, error, HINT) from error
     if not is_bundle:
         raise UsageError(f"{output}: exists and is not a bundle; choose another --output, or move it away")
-    if not force and any(output.iterdir()):
+    if not force and entries:
         raise UsageError(f"{output}: a bundle is there already; pass --force to replace it, or choose another --output")
+    check_place(output, HINT)
 
 
 def check_disk(output: Path, needed_bytes: int) -> None:
@@ -38,32 +49,26 @@ def check_disk(output: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def new_bundle(output: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``output`` when the block ends well, and is removed when it does not."""
-    output = output.absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{output.name}.partial-", dir=output.parent))
+def new_bundle(output: Path, tell: Tell = lambda line: None) -> Iterator[Path]:
+    """A temporary folder that becomes ``output`` when the block ends well, and is removed when it does not.
+
+    A disk or a memory that is full in the block, whoever reports it, is a ``ResourceError``.
+    """
     try:
-        yield partial
-        partial.chmod(0o755)
-        _replace(partial, output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _replace(partial: Path, output: Path) -> None:
-    if not output.exists():
-        partial.rename(output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old-", dir=output.parent))
-    output.rename(old / output.name)
-    partial.rename(output)
-    shutil.rmtree(old, ignore_errors=True)
+        with new_folder(output, tell, HINT) as folder:
+            yield folder
+    except Exception as error:  # writers in C++ and Rust raise classes of their own
+        number = errno_of(error)
+        # numpy's tofile gives no number
+        is_unusable = isinstance(error, OSError) and (number in UNUSABLE or number is None)
+        if isinstance(error, ResourceError) or not (number in EXHAUSTED or is_unusable):
+            raise
+        raise cannot_write(output, error, f"make room, or {HINT}") from error
 
 
 def file_entries(bundle: Path, advance: Callable[[int], None]) -> dict[str, FileEntry]:
     """Size and SHA-256 of every file under ``bundle`` but the manifest."""
-    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
+    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name not in (MANIFEST_NAME, LOCK_NAME))
     return {
         path.relative_to(bundle).as_posix(): FileEntry(path.stat().st_size, sha256_of(path, advance)) for path in paths
     }
@@ -71,4 +76,4 @@ def file_entries(bundle: Path, advance: Callable[[int], None]) -> dict[str, File
 
 def write_manifest(bundle: Path, manifest: Manifest) -> None:
     """The last file of a bundle."""
-    (bundle / MANIFEST_NAME).write_text(manifest_text(manifest), encoding="utf-8")
+    write_text_file(bundle / MANIFEST_NAME, manifest_text(manifest))

@@ -55,7 +55,7 @@ _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir
 def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
     """Write the bundle of ``options``; return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
     progress = progress or Silent()
-    check_output(options.output, options.force)
+    check_output(options.output, options.force, progress.note)
     progress.step("reading configs")
     choice = AdapterChoice(options.adapter, options.adapter_revision, options.no_adapter)
     found = find_adapted(options.target, options.revision, options.trust_remote_code, choice)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
 from specrt.engines.cpu import cpu_name
+from specrt.engines.files import write_text_file
 from specrt.engines.manifest import MANIFEST_NAME
 
 
@@ -27,6 +28,9 @@ class Tuning:
     target_ms: dict[str, float]
     draft_ms: dict[str, float]
     acceptance: dict[str, tuple[float, ...]]
+
+
+HINT = "copy the bundle to a folder of your own"
 
 
 def tuning_path(bundle: Path) -> Path:
@@ -49,7 +53,7 @@ def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
 
 def write_tuning(bundle: Path, tuning: Tuning) -> None:
     """Store ``tuning`` beside its bundle."""
-    tuning_path(bundle).write_text(json.dumps(to_json(tuning), indent=1) + "\n", encoding="utf-8")
+    write_text_file(tuning_path(bundle), json.dumps(to_json(tuning), indent=1) + "\n", HINT)
 
 
 def tuning_for(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("SPECRT_DEBUG", "1")  # a fault of ours shows its traceback, not one line
+
 settings.register_profile("specrt", deadline=None, max_examples=50, derandomize=os.environ.get("CI") == "true")
 settings.load_profile("specrt")
 

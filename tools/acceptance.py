@@ -20,15 +20,18 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
+from specrt.engines.files import write_text_file
 from specrt.engines.heads import BLOCK, DRAFT_PROBS, PROBS
-from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.oracle import block_chances, chunk_size
 from specrt.engines.seam import Array, Binding
 from specrt.engines.spec import INPUT_IDS, NUM_ACCEPTED, ROW_INDICES
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
-from specrt.tools.progress import one_line, shown_steps
+from specrt.tools.failure import Tool
+from specrt.tools.outputs import OUTPUT_FILE
+from specrt.tools.process import run_process
+from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
 
@@ -131,7 +134,7 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
     return float(array.mean()), float(1.96 * array.std(ddof=1) / math.sqrt(len(array)))
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--temperatures", default="0.7,1.0", show_default=True)
 @click.option("--top-p", type=float, default=1.0, show_default=True)
@@ -139,8 +142,7 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True)
 @click.option("--prompts", "wanted", help="A number, 'code', or categories. [default: all]")
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
-@one_line()
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write everything to this file.")
 def main(
     bundle: Path,
     temperatures: str,
@@ -185,9 +187,8 @@ def main(
             )
     Console().print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(stored) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps(stored) + "\n")
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

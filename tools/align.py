@@ -15,6 +15,7 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.errors import UsageError
+from specrt.engines.files import write_text_file
 from specrt.runtime.runtime import Runtime
 from specrt.tools.alignment import Positions, Tally, compare_rows
 from specrt.tools.hashing import checked_manifest
@@ -168,7 +169,7 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
         _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)
     console.print(f"[bold]{found.verdict}[/bold]")
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps(asdict(found), indent=1) + "\n")
 
 
 def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

@@ -10,6 +10,7 @@ import click
 
 from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
+from specrt.engines.files import write_text_file
 from specrt.engines.manifest import Manifest
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
@@ -104,9 +105,6 @@ def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -
     """Before minutes of measuring. Raises ``UsageError``."""
     if resume and json_file is None:
         raise UsageError("--resume: it goes on with what --json began; give the same --json")
-    for path in filter(None, (json_file, html_file)):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path}: its folder does not exist; make it first")
     if html_file is not None:
         try:
             import matplotlib  # noqa: F401
@@ -116,7 +114,7 @@ def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -
 
 def _write(bench: Bench, json_file: Path | None, html_file: Path | None) -> None:
     if json_file is not None:
-        json_file.write_text(json.dumps(bench.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps(bench.as_dict(), indent=1) + "\n")
     if html_file is not None:
         from specrt.tools.report import write_report
 

@@ -14,9 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.cpu import available_cores
-from specrt.engines.hugepages import restart_with_huge_pages
+from specrt.engines.files import write_text_file
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.progress import one_line, quiet_libraries
+from specrt.tools.failure import Tool
+from specrt.tools.outputs import OUTPUT_FILE
+from specrt.tools.process import run_process
+from specrt.tools.progress import quiet_libraries
 from specrt.tools.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.sizes import DTYPES, Shape, cost_of
 from specrt.tools.steps import measure, read_bandwidth
@@ -30,15 +33,14 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
     return cost_of(entry.source, Shape(dtype, entry.quantization, entry.spec.max_seq_len, k), entry.revision)
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the device.")
+@click.option("--output", "-o", type=OUTPUT_FILE, help="Where to store the device.")
 @click.option("--check", "others", multiple=True, type=click.Path(path_type=Path), help="Another bundle; repeatable.")
 @click.option("--widths", default="1,2,4,6,9", show_default=True, help="At most K + 1 of each bundle.")
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
 @click.option("--repeats", default=15, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@one_line()
 def main(
     bundle: Path,
     output: Path | None,
@@ -63,7 +65,7 @@ def main(
     device = fit_device(bare, costs[bundle], past, times[str(bundle)])
     _print(device, {path: (costs[path], times[str(path)]) for path in costs}, past)
     if output is not None:
-        output.write_text(device_text(device), encoding="utf-8")
+        write_text_file(output, device_text(device))
 
 
 def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]], past: int) -> None:
@@ -83,5 +85,4 @@ def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]],
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

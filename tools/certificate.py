@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.cpu import available_cores
-from specrt.engines.errors import UsageError
+from specrt.engines.files import check_writable, write_text_file
 from specrt.tools import checks, chi_square
 from specrt.tools.checks import Check, Subject
 from specrt.tools.hashing import checked_manifest
@@ -69,6 +68,8 @@ _CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
     ("first tokens, chi-square", chi_square.check_first_tokens),
 )
 
+HINT = "choose a file with --output"
+
 
 def certify(
     bundle: Path,
@@ -85,11 +86,11 @@ def certify(
 
     ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
     large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
-    exported (``specrt.tools.source_check``). Raises ``UsageError`` for prompts that do not fit, and when the
-    certificate cannot be written there.
+    exported (``specrt.tools.source_check``). Raises ``UsageError`` for prompts that do not fit, and ``ResourceError``
+    when the certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
-    _check_writable(output)
+    check_writable(output, HINT, "the certificate")
     started = time.perf_counter()
     check_usage(checked_manifest(bundle), source, draft_source)
     with specrt.load(bundle, **(place or {})) as runtime:
@@ -117,19 +118,13 @@ def certify(
             sources_compared=roles_compared(found),
             checks=tuple(found),
         )
-    output.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", encoding="utf-8")
+    write_text_file(output, json.dumps(certificate.as_dict(), indent=1) + "\n", HINT)
     return certificate
 
 
 def _outcome(found: Sequence[Check]) -> str:
     failed = [check.name for check in found if not check.passed]
     return f"FAILED so far: {', '.join(failed)}" if failed else "passed"
-
-
-def _check_writable(output: Path) -> None:
-    target = output if output.exists() else output.parent
-    if output.is_dir() or not os.access(target, os.W_OK):
-        raise UsageError(f"{output}: the certificate cannot be written there; choose a file with --output")
 
 
 def print_certificate(certificate: Certificate) -> None:

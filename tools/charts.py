@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specrt.engines.files import write_file
 from specrt.tools.bench_types import Bench
 from specrt.tools.scores import Score
 
@@ -143,7 +144,9 @@ def chart_svg(bench: Bench, name: str) -> str:
 
 def save_png(bench: Bench, name: str, path: Path) -> None:
     """The chart on white."""
-    _figure(bench, name).savefig(path, dpi=110)
+    buffer = io.BytesIO()
+    _figure(bench, name).savefig(buffer, format="png", dpi=110)
+    write_file(path, buffer.getvalue())
 
 
 def _figure(bench: Bench, name: str) -> Any:

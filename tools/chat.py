@@ -40,6 +40,8 @@ class Chat:
 
     def run(self) -> None:
         """Read lines until the input ends."""
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is not text then stays in its own line
         if sys.stdin.isatty():
             self._console.print(f"specrt chat; {HELP}", style="dim")
         while (line := self._read()) is not None:
@@ -51,14 +53,36 @@ class Chat:
                 self._turn(line)
 
     def _read(self) -> str | None:
-        """The next line; None at the end of the input."""
+        """The next line; None at the end of the input. One that is not text costs a line on standard error.
+
+        Raises ``UsageError`` for an input that cannot be read at all.
+        """
         try:
-            return input("> ") if sys.stdin.isatty() else input()
+            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
         except EOFError:
             return None
         except KeyboardInterrupt:
             self._console.print()
             return ""
+        except UnicodeError as error:  # of an encoding that has no escapes for bytes
+            click.echo(f"specrt: this line is not text ({error}); it is left out", err=True)
+            return ""
+        except OSError as error:
+            raise UsageError(
+                f"standard input: cannot be read ({error.strerror}); type or pipe lines of text"
+            ) from error
+        if not line and not sys.stdin.isatty():
+            return None
+        return self._checked(line.removesuffix("\n"))
+
+    def _checked(self, line: str) -> str:
+        """``line``, or nothing where it is not text."""
+        bad = [ord(character) for character in line if character == "\0" or "\ud800" <= character <= "\udfff"]
+        if not bad:
+            return line
+        what = "a NUL byte" if bad[0] == 0 else f"a byte that is not {sys.stdin.encoding} (0x{bad[0] & 0xFF:02x})"
+        click.echo(f"specrt: this line has {what}; it is left out, and the next one is read", err=True)
+        return ""
 
     def _command(self, line: str) -> None:
         if line == "/reset":

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import click
 
 from specrt import __version__
-from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError, UsageError
-from specrt.engines.hugepages import restart_with_huge_pages
+from specrt.engines.errors import SpecrtError, UsageError
+from specrt.tools.failure import OneLine
 from specrt.tools.generation import (
     MAX_THREADS,
     generation_options,
@@ -25,33 +23,13 @@ from specrt.tools.generation import (
 )
 from specrt.tools.making import COMMANDS as MAKING
 from specrt.tools.measuring import COMMANDS as MEASURING
+from specrt.tools.outputs import OutputFile
+from specrt.tools.process import run_specrt
+from specrt.tools.streams import json_text
 
 
-class _Cli(click.Group):
-    """A group whose commands end in one line and a documented exit code (docs/exit-codes.md), never in a traceback."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().main(*args, **{**kwargs, "standalone_mode": False})
-        except SpecrtError as error:
-            click.echo(f"specrt: error: {error}", err=True)
-            sys.exit(error.exit_code)
-        except click.ClickException as error:
-            hint = (
-                f"; see '{error.ctx.command_path} --help'" if isinstance(error, click.UsageError) and error.ctx else ""
-            )
-            click.echo(f"specrt: error: {' '.join(error.format_message().split())}{hint}", err=True)
-            sys.exit(error.exit_code)
-        except (click.Abort, KeyboardInterrupt):
-            click.echo("specrt: interrupted", err=True)
-            sys.exit(INTERRUPTED_EXIT_CODE)
-        except BrokenPipeError:
-            sys.stderr.close()  # the reader of our output is gone; so is the wish for a message
-            sys.exit(0)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"specrt: warning: {message}", err=True)
+class _Cli(OneLine, click.Group):
+    """The group of all commands."""
 
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -96,7 +74,7 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options:
             if not as_json:
                 click.echo(piece, nl=False)
         if as_json:
-            click.echo(json.dumps(stream.result.as_dict(), ensure_ascii=False))
+            click.echo(json_text(stream.result.as_dict()))
         else:
             click.echo()
         if stats:
@@ -132,20 +110,23 @@ def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> Non
 @click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
 @click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
 @click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Where to store the certificate as JSON.")
+@click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
     from specrt.tools.certificate import certify, print_certificate
 
     certificate = certify(bundle, place_of(options), **options, tell=lambda line: click.echo(line, err=True))
-    if as_json:
-        click.echo(json.dumps(certificate.as_dict()))
-    else:
-        print_certificate(certificate)
-    if not certificate.passed:
-        failed = [check.name for check in certificate.checks if not check.passed]
-        raise SpecrtError(f"{bundle}: {len(failed)} of {len(certificate.checks)} checks failed: {', '.join(failed)}")
+    try:
+        if as_json:
+            click.echo(json.dumps(certificate.as_dict()))
+        else:
+            print_certificate(certificate)
+    finally:  # a reader that goes away does not make it pass
+        if failed := [check.name for check in certificate.checks if not check.passed]:
+            raise SpecrtError(
+                f"{bundle}: {len(failed)} of {len(certificate.checks)} checks failed: {', '.join(failed)}"
+            )
 
 
 @main.command()
@@ -217,11 +198,8 @@ for _command in (*MAKING, *MEASURING):
 
 
 def run() -> None:
-    """The entry point. Generation starts over once, so that its weights lie on huge pages."""
-    warnings.showwarning = _show_warning
-    if sys.argv[1:2] and sys.argv[1] in ("generate", "chat", "verify", "tune", "align"):
-        restart_with_huge_pages()
-    main()
+    """The entry point, where this file is run itself."""
+    run_specrt()
 
 
 if __name__ == "__main__":

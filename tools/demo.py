@@ -16,15 +16,18 @@ from rich.markup import escape
 
 import specrt
 from specrt.engines.errors import BundleError, ResourceError
+from specrt.engines.files import write_text_file
 from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.bench import run_bench
 from specrt.tools.bench_tables import print_bench
 from specrt.tools.bench_types import Bench, Settings
 from specrt.tools.contenders import choose_contenders, needed_bytes, processes
+from specrt.tools.failure import Tool
 from specrt.tools.fetch import fetch
 from specrt.tools.machine import OMP_WAIT_POLICY, describe_machine, notes
-from specrt.tools.progress import one_line, shown_steps
+from specrt.tools.process import run_process
+from specrt.tools.progress import shown_steps
 from specrt.tools.prompts import choose_prompts
 
 # One that copies most of its prompt, one of code, and one where n-grams have nothing to find.
@@ -140,7 +143,7 @@ def _generate(plan: Plan) -> None:
         for prompt in choose_prompts(CATEGORIES):
             file = plan.bundle.parent / f"prompt-{prompt.category}.json"
             messages = [{"role": "user", "content": prompt.text}]
-            file.write_text(json.dumps(messages, indent=1) + "\n", encoding="utf-8")
+            write_text_file(file, json.dumps(messages, indent=1) + "\n")
             texts = []
             for k in (plan.k, 0):
                 options = ["--messages", str(file), "--max-new-tokens", str(MAX_NEW_TOKENS), "-k", str(k)]
@@ -198,13 +201,12 @@ def _tell_commands(plan: Plan, paths: Sequence[Path]) -> None:
         console.print(f"  {escape(shlex.join(command))}")
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.option("--pair", is_flag=True, help="Qwen2.5-Coder 1.5B with the 0.5B as its draft, instead of SmolLM2-135M.")
-@one_line()
 def main(pair: bool) -> None:
     """Fetch a small model, export it, generate with it, and compare with transformers."""
     run(PAIR if pair else SMALL)
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

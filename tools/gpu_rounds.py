@@ -26,8 +26,9 @@ from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.runtime.slots import Slot
+from specrt.tools.failure import Tool
 from specrt.tools.passes import time_passes
-from specrt.tools.progress import one_line
+from specrt.tools.process import run_process
 from specrt.tools.rounds import run_rounds
 
 PROMPT = "def fibonacci(n):\n    "
@@ -137,13 +138,12 @@ def _watch_all(part: Any, watch: Watch) -> None:
     part.heads.head = opened
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--backend", help="One of the bundle's backends.  [default: its first]")
 @click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]")
 @click.option("--max-new-tokens", type=click.IntRange(16), default=128, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
-@one_line()
 def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: int, as_json: bool) -> None:
     """Rounds of BUNDLE by K: tokens per second, the host's share, time between launches; v(M) of bare passes."""
     place = {"backend": backend, "device": device}
@@ -164,4 +164,4 @@ def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: 
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

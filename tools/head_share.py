@@ -19,14 +19,16 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.cpu import available_cores
+from specrt.engines.files import write_text_file
 from specrt.engines.heads import BLOCK, MATCH, TOKEN
-from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.runtime.cached import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
+from specrt.tools.failure import Tool
 from specrt.tools.machine import describe_machine
-from specrt.tools.progress import one_line
+from specrt.tools.outputs import OUTPUT_FILE
+from specrt.tools.process import run_process
 from specrt.tools.prompts import choose_prompts, encode_prompts
 from specrt.tools.rounds import run_rounds
 
@@ -98,12 +100,11 @@ def measure(runtime: Runtime, prompt: Sequence[int], repeats: int) -> dict[str, 
     }
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
-@one_line()
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write everything to this file.")
 def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None) -> None:
     """Measure the heads' share of BUNDLE's rounds, with its K and its draft."""
     console = Console(highlight=False, soft_wrap=True)
@@ -120,9 +121,8 @@ def main(bundle: Path, repeats: int, threads: int | None, json_file: Path | None
         table.add_row(name, str(rounds), f"{round_ms:.1f}", f"{heads_ms:.2f}", f"{heads_ms / round_ms:.1%}")
     console.print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

@@ -13,9 +13,13 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.errors import SpecrtError, UsageError
+from specrt.engines.files import write_text_file
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.tools.contenders import CONTENDERS, Lineup
-from specrt.tools.progress import Advance, one_line, shown_steps
+from specrt.tools.failure import Tool
+from specrt.tools.outputs import OUTPUT_FILE
+from specrt.tools.process import run_process
+from specrt.tools.progress import Advance, shown_steps
 from specrt.tools.prompts import Prompt, choose_prompts, encode_prompts
 from specrt.tools.scores import Difference, first_difference
 
@@ -138,7 +142,7 @@ def _ways(manifest: Manifest, ks: str | None, drafts: str | None, threads: int |
     return Ways(chosen, tuple(map(int, texts)), threads or available_cores(), max_new_tokens)
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--max-new-tokens", type=click.IntRange(1), default=96, show_default=True)
 @click.option("--k", "ks", help="Such as 1,2,8. [default: every K of the bundle]")
@@ -146,8 +150,7 @@ def _ways(manifest: Manifest, ks: str | None, drafts: str | None, threads: int |
 @click.option("--prompts", "wanted", help="A number, 'code', or categories. [default: all]")
 @click.option("--reference", type=click.Choice(["eager", "none"]), default="eager", show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write everything to this file.")
-@one_line()
+@click.option("--json", "json_file", type=OUTPUT_FILE, help="Write everything to this file.")
 def main(
     bundle: Path,
     max_new_tokens: int,
@@ -170,7 +173,7 @@ def main(
     print_checks(checks, "transformers in fp32" if eager else "plain decoding")
     if json_file is not None:
         rows = [asdict(check) for check in checks]
-        json_file.write_text(json.dumps({"reference": reference, "checks": rows}, indent=1) + "\n", encoding="utf-8")
+        write_text_file(json_file, json.dumps({"reference": reference, "checks": rows}, indent=1) + "\n")
     num_forks = sum(len(check.forks) for check in checks)
     if num_forks:
         num_texts = sum(check.num_prompts for check in checks)
@@ -178,4 +181,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

@@ -9,6 +9,7 @@ from typing import Any
 
 from specrt.engines.codec import from_json
 from specrt.engines.errors import UsageError
+from specrt.engines.files import cannot_write, write_text_file
 from specrt.tools.contenders import Answer
 
 Key = tuple[str, str, int]  # contender, prompt, repeat
@@ -33,7 +34,7 @@ class Journal:
                 raise UsageError(f"{path}: a bench was interrupted; go on with --resume, or remove this file")
             self._read(path, first)
         else:
-            path.write_text(first + "\n", encoding="utf-8")
+            write_text_file(path, first + "\n")
 
     def _read(self, path: Path, first: str) -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -52,7 +53,7 @@ class Journal:
                 self._facts[key[0]] = value
             else:
                 self.answers[key[0], key[1], key[2]] = from_json(Answer, value)
-        path.write_text("\n".join([first, *whole]) + "\n", encoding="utf-8")
+        write_text_file(path, "\n".join([first, *whole]) + "\n")
 
     def add(self, key: Key, answer: Answer) -> None:
         """Keep an answer."""
@@ -68,8 +69,11 @@ class Journal:
 
     def _write(self, line: list[Any]) -> None:
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            try:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+            except OSError as error:
+                raise cannot_write(self.path, error, "make room, and go on with --resume") from error
 
     def finish(self) -> None:
         """The bench is done: remove the file."""

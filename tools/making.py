@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from specrt.tools.outputs import OUTPUT_FOLDER
+
 
 @click.command()
 @click.argument("target")
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), help="The bundle folder to write.")
+@click.option("--output", "-o", required=True, type=OUTPUT_FOLDER, help="The bundle folder to write.")
 @click.option(
     "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
 )

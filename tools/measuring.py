@@ -10,6 +10,7 @@ import click
 
 from specrt.engines.errors import UsageError
 from specrt.tools.generation import MAX_THREADS
+from specrt.tools.outputs import OUTPUT_FILE as OUTPUT
 
 FILE = click.Path(path_type=Path)
 BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, plain."
@@ -89,7 +90,7 @@ def _device(options: dict[str, Any]) -> Any:
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Of each prompt.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
-@click.option("--json", "json_file", type=FILE, help="Write everything to this file; 'specrt plan --from' reads it.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write everything to this file; 'specrt plan --from' reads it.")
 def align(
     bundle: Path, file: Path | None, num_prompts: int, max_new_tokens: int, json_file: Path | None, **options: Any
 ) -> None:
@@ -136,8 +137,8 @@ def align(
 @click.option("--source", help="The torch model of the target.  [default: where the bundle came from]")
 @click.option("--draft-source", help="The torch model of the draft.  [default: where the bundle came from]")
 @click.option("--gguf", type=FILE, help="What llama.cpp reads.  [default: the .gguf file that the bundle came from]")
-@click.option("--json", "json_file", type=FILE, help="Write everything to this file; needed for --resume.")
-@click.option("--html", "html_file", type=FILE, help="Write a report to this file, and its charts as PNGs beside it.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write everything to this file; needed for --resume.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write a report to this file, and its charts as PNGs beside it.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted bench of the same --json.")
 def bench(bundle: Path, **options: Any) -> None:
     """Measure BUNDLE's speculation against PyTorch and against plain decoding, and say where it loses.

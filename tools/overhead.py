@@ -26,6 +26,8 @@ from specrt.runtime.predictor import Target
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.settings import Settings
+from specrt.tools.failure import Tool
+from specrt.tools.process import run_process
 
 VOCAB_SIZE = 64
 NUM_TOKENS = 2000
@@ -86,7 +88,7 @@ def import_ms(statement: str) -> float:
     return statistics.median(float(run.stdout) for run in runs) * 1e3
 
 
-@click.command()
+@click.command(cls=Tool)
 def main() -> None:
     """The loop's own cost and the cost of importing."""
     for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
@@ -98,4 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

@@ -1,4 +1,4 @@
-"""Progress on a terminal, by rich, and errors as one line, for commands outside the ``specrt`` group."""
+"""Progress on a terminal, by rich."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from specrt.engines.errors import INTERRUPTED_EXIT_CODE, SpecrtError
+from specrt.engines.errors import UsageError
 
 Advance = Callable[[str], None]
 
 
 def quiet_libraries() -> None:
-    """Keep torch, transformers and their friends from talking over the progress display. Call before importing them."""
+    """Keep torch and transformers from printing over the progress display. Call before importing them.
+
+    Raises ``UsageError`` in a working directory that was removed: torch's MKL ends the process there.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError("the working directory does not exist any more; change to one that does") from error
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
@@ -56,12 +62,22 @@ class _Shown:
             self.note(f"{self._name}: {time.perf_counter() - self._started:.1f} s")
 
 
+def spinner_name(console: Console) -> str:
+    """The spinner that the console's encoding can show."""
+    return "dots" if console.encoding.startswith("utf") else "line"
+
+
+def _bars() -> Bars:
+    console = Console(stderr=True)
+    spinner = SpinnerColumn(spinner_name(console))
+    columns = (spinner, TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
 @contextmanager
 def shown_progress() -> Iterator[_Shown]:
     """A ``specrt.engines.progress.Progress`` on standard error."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with _bars() as bars:
         shown = _Shown(bars)
         yield shown
         shown.finish()
@@ -70,21 +86,6 @@ def shown_progress() -> Iterator[_Shown]:
 @contextmanager
 def shown_steps(total: int) -> Iterator[Advance]:
     """One bar on standard error that counts to ``total``; only a terminal shows it."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with _bars() as bars:
         task = bars.add_task("starting", total=total)
         yield lambda step: bars.update(task, advance=1, description=step)
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Errors as one line and an exit code (docs/exit-codes.md)."""
-    try:
-        yield
-    except (SpecrtError, OSError) as error:
-        click.echo(f"specrt: error: {error}", err=True)
-        raise SystemExit(getattr(error, "exit_code", 1)) from error
-    except KeyboardInterrupt:
-        click.echo("specrt: interrupted", err=True)
-        raise SystemExit(INTERRUPTED_EXIT_CODE) from None

@@ -13,8 +13,10 @@ from typing import Any
 import click
 
 from specrt.engines.errors import UsageError
+from specrt.engines.files import write_text_file
 from specrt.tools.bench_tables import with_interval
-from specrt.tools.progress import one_line
+from specrt.tools.failure import Tool
+from specrt.tools.process import run_process
 
 MARK = "bench"
 
@@ -73,11 +75,10 @@ def lines_around(mark: str) -> tuple[str, str]:
     return f"<!-- {mark} -->", f"<!-- /{mark} -->"
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bench", type=click.Path(path_type=Path))
 @click.option("--write", "document", type=click.Path(path_type=Path), help="Replace the table in this document.")
 @click.option("--mark", default=MARK, show_default=True, help="The word in the two lines around it.")
-@one_line()
 def main(bench: Path, document: Path | None, mark: str) -> None:
     """Print the table of BENCH, a file that 'specrt bench --json' wrote, or put it into a document."""
     try:
@@ -93,8 +94,8 @@ def main(bench: Path, document: Path | None, mark: str) -> None:
     _, end, after = rest.partition(last)
     if not begin or not end:
         raise UsageError(f"{document}: the lines {first} and {last} are missing; put them where the table shall stand")
-    document.write_text(f"{before}{first}\n{table}\n{last}{after}", encoding="utf-8")
+    write_text_file(document, f"{before}{first}\n{table}\n{last}{after}")
 
 
 if __name__ == "__main__":
-    main()
+    run_process(lambda: main)

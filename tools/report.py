@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from specrt.engines.files import write_text_file
 from specrt.tools.bench_tables import answers_text, categories_table, decode_table, ratio_text, remarks
 from specrt.tools.bench_types import Bench
 from specrt.tools.charts import CHARTS, chart_svg, drafting, save_png
@@ -14,7 +15,7 @@ from specrt.tools.charts import CHARTS, chart_svg, drafting, save_png
 def write_report(bench: Bench, path: Path) -> list[Path]:
     """Write ``path`` and a PNG for each chart; return what was written."""
     names = charts_of(bench)
-    path.write_text(report_html(bench, names), encoding="utf-8")
+    write_text_file(path, report_html(bench, names))
     pngs = [path.with_name(f"{path.stem}-{name}.png") for name in names]
     for name, png in zip(names, pngs, strict=True):
         save_png(bench, name, png)

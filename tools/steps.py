@@ -21,15 +21,15 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.cpu import available_cores
-from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.judge import Judge
 from specrt.runtime.predictor import Target
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
+from specrt.tools.failure import Tool
 from specrt.tools.passes import medians_ms, verifying
-from specrt.tools.progress import one_line
+from specrt.tools.process import run_process
 
 BANDWIDTH_BYTES = 1 << 30
 
@@ -74,7 +74,7 @@ def measure(
     return {name: {width: found[name, width] for width in widths} for name in by_bundle}
 
 
-@click.command()
+@click.command(cls=Tool)
 @click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--widths", default="1,2,4,6", show_default=True, help="Comma-separated; at most K + 1 of each bundle.")
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
@@ -83,7 +83,6 @@ def measure(
 @click.option("--backend", help="One of the bundles' backends.  [default: their first]")
 @click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]")
 @click.option("--json", "as_json", is_flag=True)
-@one_line()
 def main(
     bundles: tuple[Path, ...],
     widths: str,
@@ -123,5 +122,4 @@ def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwi
 
 
 if __name__ == "__main__":
-    restart_with_huge_pages()
-    main()
+    run_process(lambda: main, restarts=True)

@@ -7,7 +7,6 @@ with the bundle's draft model; what an n-gram lookup would have drafted at each 
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.cpu import available_cores
-from specrt.engines.errors import UsageError
+from specrt.engines.files import check_writable
 from specrt.runtime.acceptance import expected_tokens
 from specrt.runtime.adaptive import ASSUMED, MODEL, NGRAM_LENGTHS, ngram_source
 from specrt.runtime.drafters import Drafter, NGramDrafter
@@ -25,7 +24,7 @@ from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
-from specrt.runtime.tuning import Tuning, fingerprint, tuning_path, write_tuning
+from specrt.runtime.tuning import HINT, Tuning, fingerprint, tuning_path, write_tuning
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.lookups import look_up
 from specrt.tools.passes import time_draft, time_target
@@ -84,10 +83,9 @@ class _Watched:
 
 
 def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens: int) -> Tuning:
-    """Measure, store beside the bundle, and return it. Raises ``UsageError`` where that cannot be written."""
+    """Measure, store beside the bundle, and return it. Raises ``ResourceError`` where that cannot be written."""
     path = tuning_path(bundle)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"{path}: the tuning cannot be written there; copy the bundle to a folder of your own")
+    check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
     with Runtime(bundle, threads=threads) as runtime:
         with shown_steps(2 + len(encoded)) as advance:

@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+from specrt.engines.errors import ResourceError
+from specrt.engines.files import EXHAUSTED, errno_of
 from specrt.engines.hugepages import restart_with_huge_pages
 from specrt.tools.serving import Generate, Json, Settings, serve_specrt, serve_transformers
 from specrt.tools.serving_llama import serve_llama_cpp
@@ -31,7 +33,8 @@ def _read_lines(lines: queue.SimpleQueue[str]) -> None:
 
 def _failure(error: Exception) -> Json:
     line = " ".join(str(error).split()) or type(error).__name__
-    return {"error": line[:400], "exit_code": getattr(error, "exit_code", 1)}
+    code = ResourceError.exit_code if errno_of(error) in EXHAUSTED else getattr(error, "exit_code", 1)
+    return {"error": line[:400], "exit_code": code}
 
 
 def main() -> None:

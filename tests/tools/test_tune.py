@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.engines.codec import to_json
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import ResourceError
 from specrt.runtime.adaptive import ASSUMED, MODEL, ngram_source
 from specrt.runtime.tuning import Tuning, fingerprint, tuning_for, tuning_path, write_tuning
 from specrt.tools.cli import main
@@ -97,7 +97,7 @@ def test_a_file_that_is_none_is_not_used_and_that_is_said(stored: tuple[Path, Tu
 
 def test_a_place_that_cannot_be_written_is_refused_first(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(UsageError, match=r"tuning cannot be written there"):
+    with pytest.raises(ResourceError, match=r"tuning cannot be written there"):
         tune(tiny_bundle, None, 1, 8)
 
 
