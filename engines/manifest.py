@@ -87,12 +87,23 @@ class DraftEntry:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """``file`` and ``chat_template`` are files of the bundle; the tokens are the strings that templates may use."""
+    """``file``, ``chat_template`` (the default one) and ``named_chat_templates`` (others by name) are files of the bundle.
+
+    ``special_tokens`` are the strings that templates may use, by names such as ``bos_token``. ``clean_up_spaces``: text
+    is cleaned as transformers cleans that of WordPiece tokenizers.
+    """
 
     file: str
     chat_template: str | None
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: dict[str, str]
+    named_chat_templates: dict[str, str]
+    clean_up_spaces: bool
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The files of all chat templates by name."""
+        default = {} if self.chat_template is None else {"default": self.chat_template}
+        return {**self.named_chat_templates, **default}
 
 
 @dataclass(frozen=True)
@@ -167,9 +178,19 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
                 if key in place:
                     raise ValueError(f"unknown key {key!r}")
                 place[key] = value
+        if version < 5 and "special_tokens" not in data["tokenizer"]:
+            data["tokenizer"] = _tokenizer_with_map(data["tokenizer"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"a key is missing or of another type ({error})") from error
     return data
+
+
+def _tokenizer_with_map(entry: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer's entry of a schema that named the BOS and EOS strings alone, and one chat template."""
+    names = ("bos_token", "eos_token")
+    special = {name: entry[name] for name in names if entry[name] is not None}
+    rest = {key: value for key, value in entry.items() if key not in names}
+    return {**rest, "special_tokens": special, "named_chat_templates": {}, "clean_up_spaces": False}
 
 
 def _validate(manifest: Manifest) -> None:
@@ -195,7 +216,7 @@ def _validate(manifest: Manifest) -> None:
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
-    named = {manifest.tokenizer.file, manifest.tokenizer.chat_template or manifest.tokenizer.file}
+    named = {manifest.tokenizer.file, *manifest.tokenizer.templates.values()}
     named.update(*((model.graph, model.reference, *model.heads.values()) for model in models))
     if unlisted := sorted(named - set(manifest.files)):
         raise ValueError(f"files: {unlisted[0]!r} is named by the bundle but not listed")
