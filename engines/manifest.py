@@ -87,7 +87,7 @@ class DraftEntry:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """``file``, ``chat_template`` (the default one) and ``named_chat_templates`` (others by name) are files of the bundle.
+    """``file``, ``chat_template`` (the default one) and ``named_chat_templates`` (others, by name) are files.
 
     ``special_tokens`` are the strings that templates may use, by names such as ``bos_token``. ``clean_up_spaces``: text
     is cleaned as transformers cleans that of WordPiece tokenizers.

@@ -18,7 +18,6 @@ from specrt.engines.manifest import (
     DraftEntry,
     Manifest,
     ModelEntry,
-    TokenizerEntry,
     manifest_from_bundle,
 )
 from specrt.engines.progress import Progress, Silent
@@ -38,6 +37,7 @@ from specrt.exporter.precision import expected_logits, runnable
 from specrt.exporter.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.source import Source, find_source
+from specrt.exporter.tokenizer import write_tokenizer
 from specrt.exporter.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
@@ -60,9 +60,12 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
+        progress.step("trying the tokenizer")
+        tokenizer = write_tokenizer(
+            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress.note
+        )
         heads = _write_heads(plans, folder)
         models = [_export_model(plan, folder, heads[plan.role], progress) for plan in plans]
-        tokenizer = _write_tokenizer(target.source, folder)
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
         manifest = Manifest(
@@ -207,22 +210,3 @@ def release_weights(model: Any, graph: ir.Model) -> None:
         parameter.data = parameter.new_empty(0)
     for value in graph.graph.initializers.values():
         value.const_value = None
-
-
-def _write_tokenizer(source: Source, folder: Path) -> TokenizerEntry:
-    """``tokenizer.json`` and the chat template, the target's."""
-    place = folder / "tokenizer"
-    place.mkdir()
-    tokenizer = source.tokenizer
-    tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template:
-        (place / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return TokenizerEntry(
-        file="tokenizer/tokenizer.json",
-        chat_template="tokenizer/chat_template.jinja" if template else None,
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -43,8 +44,13 @@ class ChatTemplates:
         except Exception as error:  # a template is foreign code and may raise anything
             reason = " ".join(str(error).split())
             raise UsageError(
-                f"chat template: {reason} ({type(error).__name__}); change the messages, or pass the prompt as plain text"
+                f"chat template: {reason} ({type(error).__name__}); change the messages, or pass plain text (--raw)"
             ) from error
+        if any(isinstance(m.get("content"), list) and str(m["content"]) in text for m in chat):
+            warnings.warn(
+                "the chat template writes a list of content parts as Python prints it; give the content as text",
+                stacklevel=2,
+            )
         return text if mark is None else _cut_at_mark(text, mark)
 
     def source(self, options: ChatOptions) -> str:
@@ -64,7 +70,7 @@ class ChatTemplates:
 
 
 def _mark_end(chat: list[dict[str, Any]], field: str, source: str) -> str:
-    """Put the mark behind the last message's ``field``; return its text. Reasoning is marked under each of its names."""
+    """Put the mark behind the last message's ``field``, reasoning under each of its names; return its text."""
     value = chat[-1].get(field)
     if value is None:
         raise UsageError(
@@ -79,8 +85,9 @@ def _mark_end(chat: list[dict[str, Any]], field: str, source: str) -> str:
         return value
     for part in reversed(value):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
-            value, part["text"] = part["text"], part["text"] + _MARK
-            return value
+            continued: str = part["text"]
+            part["text"] = continued + _MARK
+            return continued
     raise UsageError("continue_final_message: the last message has no text to continue; end it with a text part")
 
 

@@ -15,7 +15,7 @@ from specrt.engines.errors import UsageError
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names under which templates read it
 # What a template gets under these names, the caller gives by an option of its own.
 _OWN_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_name")
-_DEFAULTS: dict[str, Any] = {"tools": None, "documents": None}
+_DEFAULTS: dict[str, Any] = {"documents": None}
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,12 @@ def _checked_dicts(name: str, value: Any, kind: str) -> list[Any] | None:
     if wrong := [item for item in value if not isinstance(item, Mapping)]:
         raise UsageError(f"{name}: got {short_repr(wrong[0])} in the list, expected {kind}")
     return [_plain_variable(name, item) for item in value]
+
+
+def is_message(item: Any) -> bool:
+    """Whether ``item`` may be a message: a mapping, or an object that ``plain`` makes one."""
+    is_object = dataclasses.is_dataclass(item) and not isinstance(item, type)
+    return isinstance(item, Mapping) or is_object or callable(getattr(item, "model_dump", None))
 
 
 def checked_message(item: Any, index: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from specrt.engines.errors import BundleError, UsageError
 from specrt.engines.manifest import TokenizerEntry
 from specrt.runtime.chat_template import DEFAULT, ChatTemplates
 from specrt.runtime.detokenizer import CLEANUP, TextStream, stage_makers
-from specrt.runtime.messages import ChatOptions
+from specrt.runtime.messages import ChatOptions, is_message
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -60,16 +60,16 @@ class TextCodec:
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
         """The token ids of a prompt, at least one; every path of specrt encodes here.
 
-        A string gets the tokenizer's own special tokens. Messages go through the chat template as ``chat`` says, and get
-        no special tokens beyond those that the template writes. Ids are taken as they are. As in transformers, special
-        tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty prompt, one of
-        another shape, ids outside the vocabulary, and options of a chat template where none is used.
+        A string gets the tokenizer's own special tokens. Messages go through the chat template as ``chat`` says, and
+        get no special tokens beyond those that the template writes. Ids are taken as they are. As in transformers,
+        special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
+        prompt, one of another shape, ids outside the vocabulary, and options of a chat template where none is used.
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
-        is_chat = not isinstance(prompt, str) and any(isinstance(item, Mapping) for item in prompt)
+        is_chat = not isinstance(prompt, str) and any(map(is_message, prompt))
         if chat is not None and chat.given and not is_chat:
-            raise UsageError(f"{chat.given}: the prompt is no list of messages, so no chat template is used; leave it out")
+            raise UsageError(f"{chat.given}: it is for lists of messages, got a prompt that is none; leave it out")
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):

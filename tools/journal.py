@@ -36,7 +36,7 @@ class Journal:
             path.write_text(first + "\n", encoding="utf-8")
 
     def _read(self, path: Path, first: str) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         if lines[:1] != [first]:
             raise UsageError(
                 f"{path}: it belongs to a bench with other settings; give the same ones, or remove this file"

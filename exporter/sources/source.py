@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from optimum.exporters.tasks import TasksManager
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from specrt.engines.errors import SourceError
+from specrt.exporter.tokenizer import load_tokenizer
 
 TASK = "text-generation"
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -88,11 +89,7 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
         raise SourceError(f"{path}: no weights (*.safetensors, *.bin) in this folder; download the whole model")
     with _reading(name):
         config = AutoConfig.from_pretrained(location, **options)
-        tokenizer = AutoTokenizer.from_pretrained(location, **options)
-    if not getattr(tokenizer, "is_fast", False):
-        raise SourceError(
-            f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
-        )
+        tokenizer = load_tokenizer(name, location, options)
     return Source(name, config, tokenizer, location, options)
 
 
@@ -152,6 +149,8 @@ def _reading(name: str) -> Iterator[None]:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
+    except SourceError:
+        raise
     except Exception as error:  # a damaged file can make its reader raise anything
         line = " ".join(str(error).split())[:240]
         raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error

@@ -140,7 +140,7 @@ def test_a_bad_prompt_gets_one_line(prompt: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
-MEND = "change the messages, or pass the prompt as plain text"
+MEND = "change the messages, or pass plain text (--raw)"
 BAD_TEMPLATES = {
     "{{ raise_exception('no\n system') }}": f"chat template: no system (TemplateError); {MEND}",
     "{{ 1 + 'a' }}": f"chat template: unsupported operand type(s) for +: 'int' and 'str' (TypeError); {MEND}",
@@ -185,4 +185,8 @@ def test_a_damaged_bundle_is_named(tmp_path: Path, missing: str) -> None:
     (tmp_path / "chat.jinja").write_text(CHAT, encoding="utf-8")
     (tmp_path / missing).unlink()
     with pytest.raises(BundleError, match=rf"{missing}: cannot be read \(.*\); export the bundle again$"):
-        TextCodec.from_bundle(tmp_path, TokenizerEntry("tokenizer.json", "chat.jinja", {"bos_token": BOS, "eos_token": EOS}, {}, False), 512)
+        TextCodec.from_bundle(
+            tmp_path,
+            TokenizerEntry("tokenizer.json", "chat.jinja", {"bos_token": BOS, "eos_token": EOS}, {}, False),
+            512,
+        )
