@@ -31,11 +31,9 @@ def read_text(path: Path | None) -> str:
         raise UsageError(f"{name}: cannot be read as text ({error}); give a file of UTF-8 text") from error
     for mark, encoding in _OTHER_MARKS:
         if data.startswith(mark):
-            raise UsageError(f"{name}: the text is {encoding}, expected UTF-8; save it as UTF-8")
+            raise UsageError(f"{name}: cannot be read as text (got {encoding}, expected UTF-8); save it as UTF-8")
     if b"\0" in data:
-        raise UsageError(
-            f"{name}: it holds zero bytes, as UTF-16 and binary files do, expected UTF-8; save it as UTF-8"
-        )
+        raise UsageError(f"{name}: cannot be read as text (got zero bytes, as in UTF-16); save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
