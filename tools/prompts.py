@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -157,14 +156,17 @@ def encode_own_or_ours(
     if file is not None:
         return encode_prompts(prompts_from_file(file), bundle, manifest, max_new_tokens)
     ids: list[list[int]] = []
+    reason: UsageError | None = None
     for prompt in choose_prompts():
-        with suppress(UsageError):
+        try:
             ids += encode_prompts([prompt], bundle, manifest, max_new_tokens)
+        except UsageError as error:
+            reason = error
     if not ids:
         raise UsageError(
-            f"max_new_tokens: none of the prompts leaves room for {max_new_tokens} in the bundle's context of "
-            f"{manifest.target.spec.max_seq_len}; ask for fewer"
-        )
+            f"max_new_tokens: none of the prompts can be used with {max_new_tokens} new tokens ({reason}); "
+            "ask for fewer, or give prompts of your own"
+        ) from reason
     return ids[:most]
 
 

@@ -221,7 +221,7 @@ def test_templates_that_fail_in_transformers_are_said(tmp_path: Path) -> None:
 def test_a_template_that_renders_otherwise_than_in_transformers_is_refused(tmp_path: Path) -> None:
     class Other(PreTrainedTokenizerFast):
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            return super().apply_chat_template(*args, **kwargs) + "!"
+            return f"{super().apply_chat_template(*args, **kwargs)}!"
 
     backend = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     with pytest.raises(UnsupportedModelError, match=r"chat template: a user message becomes .* as in transformers"):

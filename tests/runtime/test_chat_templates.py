@@ -205,7 +205,8 @@ def test_messages_of_other_libraries_are_taken() -> None:
             return {"role": "user", "content": "hi", "tool_calls": None}
 
     for message in (Message(Role.USER, "hi"), Model()):
-        ids = codec_of(CHATML).encode([message])  # type: ignore[list-item]
+        prompt: Any = [message]
+        ids = codec_of(CHATML).encode(prompt)
         assert ids == codec_of(CHATML).encode([{"role": "user", "content": "hi"}])
     flag = ChatOptions(chat_template_kwargs={"enable_thinking": np.bool_(False)})
     assert flag.variables["enable_thinking"] is False

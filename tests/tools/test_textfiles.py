@@ -78,7 +78,9 @@ def test_a_mark_is_no_text(tmp_path_factory: pytest.TempPathFactory, text: str) 
 def test_other_unicode_encodings_are_named(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "text"
     file.write_bytes(("\ufeff" if encoding.endswith("be") else "").encode(encoding) + "text".encode(encoding))
-    with pytest.raises(UsageError, match=rf"{file}: cannot be read as text \(got (UTF-\d+|zero bytes).*; save it as UTF-8"):
+    with pytest.raises(
+        UsageError, match=rf"{file}: cannot be read as text \(got (UTF-\d+|zero bytes).*; save it as UTF-8"
+    ):
         read_text(file)
 
 
