@@ -178,19 +178,9 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
                 if key in place:
                     raise ValueError(f"unknown key {key!r}")
                 place[key] = value
-        if version < 5 and "special_tokens" not in data["tokenizer"]:
-            data["tokenizer"] = _tokenizer_with_map(data["tokenizer"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"a key is missing or of another type ({error})") from error
     return data
-
-
-def _tokenizer_with_map(entry: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer's entry of a schema that named the BOS and EOS strings alone, and one chat template."""
-    names = ("bos_token", "eos_token")
-    special = {name: entry[name] for name in names if entry[name] is not None}
-    rest = {key: value for key, value in entry.items() if key not in names}
-    return {**rest, "special_tokens": special, "named_chat_templates": {}, "clean_up_spaces": False}
 
 
 def _validate(manifest: Manifest) -> None:
