@@ -173,8 +173,9 @@ def prompt_of(
         if raw and value is not None:
             raise UsageError(f"--raw: got {name} too, but plain text has no messages; give one of the two")
     if messages is not None:
-        content = read_text(messages)
-        return GivenPrompt(_list_of_objects(content, str(messages), "a list of {role, content} objects"), raw, system)
-    if text is not None and text != "-":
-        return GivenPrompt(text, raw, system)
-    return GivenPrompt(without_final_newline(read_text(file)), raw, system)
+        parsed = _list_of_objects(read_text(messages), str(messages), "a list of {role, content} objects")
+        return GivenPrompt(parsed, raw, system)
+    content = text if text is not None and text != "-" else without_final_newline(read_text(file))
+    if not content:
+        raise UsageError("prompt: got no tokens, expected at least one; give a text that is not empty")
+    return GivenPrompt(content, raw, system)
