@@ -110,12 +110,23 @@ class DraftEntry:
 
 @dataclass(frozen=True)
 class TokenizerEntry:
-    """``file`` and ``chat_template`` are files of the bundle; the tokens are the strings that templates may use."""
+    """``file``, ``chat_template`` (the default one) and ``named_chat_templates`` (others, by name) are files.
+
+    ``special_tokens`` are the strings that templates may use, by names such as ``bos_token``. ``clean_up_spaces``: text
+    is cleaned as transformers cleans that of WordPiece tokenizers.
+    """
 
     file: str
     chat_template: str | None
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: dict[str, str]
+    named_chat_templates: dict[str, str]
+    clean_up_spaces: bool
+
+    @property
+    def templates(self) -> dict[str, str]:
+        """The files of all chat templates by name."""
+        default = {} if self.chat_template is None else {"default": self.chat_template}
+        return {**self.named_chat_templates, **default}
 
 
 @dataclass(frozen=True)
@@ -199,7 +210,7 @@ def _validate(manifest: Manifest) -> None:
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
-    named = {manifest.tokenizer.file, manifest.tokenizer.chat_template or manifest.tokenizer.file}
+    named = {manifest.tokenizer.file, *manifest.tokenizer.templates.values()}
     named.update(*((model.graph, model.reference, *model.heads.values()) for model in models))
     if unlisted := sorted(named - set(manifest.files)):
         raise ValueError(f"files: {unlisted[0]!r} is named by the bundle but not listed")

@@ -23,7 +23,6 @@ from specrt.engines.manifest import (
     DraftEntry,
     Manifest,
     ModelEntry,
-    TokenizerEntry,
     manifest_from_bundle,
 )
 from specrt.engines.progress import Progress, Silent
@@ -47,6 +46,7 @@ from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids, generation_defaults
 from specrt.exporter.sources.merging import load_adapted
 from specrt.exporter.sources.source import Source
+from specrt.exporter.tokenizer import write_tokenizer
 from specrt.exporter.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
@@ -72,9 +72,12 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
+        progress.step("trying the tokenizer")
+        tokenizer = write_tokenizer(
+            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress.note
+        )
         heads = _write_heads(plans, folder)
         models = _export_models(plans, folder, heads, progress)
-        tokenizer = _write_tokenizer(target.source, folder)
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
         manifest = Manifest(
@@ -269,22 +272,3 @@ def release_weights(model: Any, graphs: Iterable[ir.Model]) -> None:
     for graph in graphs:
         for value in graph.graph.initializers.values():
             value.const_value = None
-
-
-def _write_tokenizer(source: Source, folder: Path) -> TokenizerEntry:
-    """``tokenizer.json`` and the chat template, the target's."""
-    place = folder / "tokenizer"
-    place.mkdir()
-    tokenizer = source.tokenizer
-    tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if template:
-        (place / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return TokenizerEntry(
-        file="tokenizer/tokenizer.json",
-        chat_template="tokenizer/chat_template.jinja" if template else None,
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
-    )

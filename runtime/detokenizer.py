@@ -119,26 +119,72 @@ class _ByteFallback(Stage):
         return tokens
 
 
+class _SuffixedWords(Stage):
+    """``BPEDecoder``: the suffix of a token becomes a space, and nothing at the end of all: one token is held."""
+
+    def __init__(self, part: Mapping[str, Any]) -> None:
+        self._suffix, self._held = part["suffix"], list[str]()
+
+    def push(self, token: str) -> tuple[str, ...]:
+        done = tuple(held.replace(self._suffix, " ") for held in self._held)
+        self._held = [token]
+        return done
+
+    def close(self) -> tuple[str, ...]:
+        return tuple(held.replace(self._suffix, "") for held in self._held)
+
+
+class _Substitution(Stage):
+    """``str.replace`` on text that comes in pieces: the end is held while it may begin an occurrence."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new, self._held = old, new, ""
+
+    def push(self, token: str) -> tuple[str, ...]:
+        *done, rest = (self._held + token).split(self._old)
+        sizes = range(min(len(self._old) - 1, len(rest)), 0, -1)
+        num_held = next((size for size in sizes if self._old.startswith(rest[-size:])), 0)
+        self._held = rest[len(rest) - num_held :]
+        return (self._new.join([*done, rest[: len(rest) - num_held]]),)
+
+    def close(self) -> tuple[str, ...]:
+        return (self._held,)
+
+
+# What transformers replaces in the text of tokenizers that are not BPE, where their ``clean_up_tokenization_spaces`` is
+# set. In this order.
+CLEANUP = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
+
+
 def _mapped(part: Mapping[str, Any]) -> Stage:
-    """A stage that asks ``tokenizers`` itself; only ``Metaspace`` treats the first token in another way."""
+    """A stage that asks ``tokenizers`` itself; some decoders treat the first token in another way."""
     decoder = decoders.Fuse()
     decoder.__setstate__(json.dumps(part).encode())
-    before = [""] if part["type"] == "Metaspace" else []
+    before = [""] if part["type"] in ("Metaspace", "WordPiece") else []
     return Stage(lambda token: decoder.decode([*before, token]), first=lambda token: decoder.decode([token]))
 
 
 _STAGES: dict[str, Callable[[Mapping[str, Any]], Stage]] = {
-    **dict.fromkeys(("Replace", "Strip", "Metaspace"), _mapped),
+    **dict.fromkeys(("Replace", "Strip", "Metaspace", "WordPiece"), _mapped),
+    "BPEDecoder": _SuffixedWords,
     "ByteFallback": lambda part: _ByteFallback(),
     "ByteLevel": lambda part: _ByteLevel(),
     "Fuse": lambda part: Stage(),
 }
 
 
-def stage_makers(tokenizer: Tokenizer) -> list[Callable[[], Stage]]:
-    """A maker for each part of the tokenizer's decoder; from ``ByteLevel`` or ``Fuse`` on, a part sees all the text."""
+def stage_makers(tokenizer: Tokenizer, clean_up_spaces: bool = False) -> list[Callable[[], Stage]]:
+    """A maker for each part of the tokenizer's decoder; from ``ByteLevel`` or ``Fuse`` on, a part sees all the text.
+
+    ``clean_up_spaces`` adds ``CLEANUP``. Raises ``UnsupportedModelError`` for a part that cannot be streamed.
+    """
+    cleanup = [partial(_Substitution, old, new) for old, new in CLEANUP] if clean_up_spaces else []
     if tokenizer.decoder is None:
-        return [partial(Stage, " {}".format, first=str)]
+        return [partial(Stage, " {}".format, first=str), *cleanup]
     spec = json.loads(tokenizer.decoder.__getstate__())
     makers, fused = list[Callable[[], Stage]](), False
     for part in spec.get("decoders", [spec]):
@@ -149,4 +195,4 @@ def stage_makers(tokenizer: Tokenizer) -> list[Callable[[], Stage]]:
             )
         makers.append(partial(_StripStart if fused and kind == "Strip" else _STAGES[kind], part))
         fused = fused or kind in ("ByteLevel", "Fuse")
-    return makers
+    return [*makers, *cleanup]

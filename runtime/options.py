@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from specrt.engines.errors import UsageError
 from specrt.engines.heads import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
 from specrt.engines.seam import Array
+from specrt.runtime.messages import ChatOptions
 from specrt.runtime.stops import checked_stops
 from specrt.runtime.uniforms import MAX_SEED
 
@@ -45,6 +46,11 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     reproducible: bool | None
     model_defaults: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool | str
+    chat_template_name: str | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class GenerationOptions:
     * ``logprobs``: that many of the target's most likely ids beside the log-probability of each emitted token.
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
+    * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
+      ``chat_template_name``: how messages become text (``specrt.runtime.messages.ChatOptions``).
     """
 
     max_new_tokens: int = 256
@@ -92,6 +100,16 @@ class GenerationOptions:
     logprobs: int | None = None
     reproducible: bool | None = None
     model_defaults: bool = False
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | str = False
+    chat_template_name: str | None = None
+
+    @property
+    def chat(self) -> ChatOptions:
+        """Those that a chat template gets. Raises ``UsageError`` for what does not fit."""
+        return ChatOptions(**{f.name: getattr(self, f.name) for f in fields(ChatOptions) if f.init})
 
     def __post_init__(self) -> None:
         for name, low, high, whole in _RANGES:
@@ -116,6 +134,7 @@ class GenerationOptions:
             raise UsageError(f"logits_processors: got {wrong[0]!r}, expected callables (token_ids, logits)")
         object.__setattr__(self, "logits_processors", processors)
         object.__setattr__(self, "stop", checked_stops(self.stop))
+        _ = self.chat
 
     def _check_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping | None):

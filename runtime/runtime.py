@@ -103,8 +103,9 @@ class Runtime:
         ``specrt.runtime.options.GenerationOptions``; without any, decoding is greedy, with the bundle's draft and K.
         Raises ``UsageError``.
         """
-        settings = settings_of(options_of(options), self.manifest, self._shares_memory)
-        ids = self.codec.encode(prompt)
+        wanted = options_of(options)
+        settings = settings_of(wanted, self.manifest, self._shares_memory)
+        ids = self.codec.encode(prompt, wanted.chat)
         max_seq_len = self.manifest.target.spec.max_seq_len
         if len(ids) >= max_seq_len:
             raise UsageError(

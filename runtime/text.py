@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 from specrt.engines.errors import BundleError, UsageError
 from specrt.engines.manifest import TokenizerEntry
-from specrt.runtime.chat_template import compiled_template, plain_message
-from specrt.runtime.detokenizer import TextStream, stage_makers
+from specrt.runtime.chat_template import DEFAULT, ChatTemplates
+from specrt.runtime.detokenizer import CLEANUP, TextStream, stage_makers
+from specrt.runtime.messages import ChatOptions, is_message
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -20,49 +21,61 @@ PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 
 
 class TextCodec:
-    """The target's tokenizer and chat template. Valid ids are below ``vocab_size``, the number of logits.
+    """The target's tokenizer and chat templates. Valid ids are below ``vocab_size``, the number of logits.
 
-    ``names`` holds the tokens that the template may name, such as ``bos_token``. Raises ``UnsupportedModelError`` for
-    a tokenizer whose decoder cannot be streamed.
+    ``templates`` holds them by name, or is the only one; ``names`` are the special tokens that templates may name, such
+    as ``bos_token``. With ``clean_up_spaces`` the text is cleaned as transformers cleans that of WordPiece tokenizers.
+    Raises ``UnsupportedModelError`` for a tokenizer whose decoder cannot be streamed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, template: str | None, names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        templates: str | Mapping[str, str] | None,
+        names: Mapping[str, str],
+        clean_up_spaces: bool = False,
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self._vocab_size, self._template, self._names = tokenizer, vocab_size, template, names
+        self._tokenizer, self._vocab_size, self._cleans_up = tokenizer, vocab_size, clean_up_spaces
+        self._templates = ChatTemplates({DEFAULT: templates} if isinstance(templates, str) else templates or {}, names)
         self._special = frozenset(t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special)
-        self._stage_makers = stage_makers(tokenizer)
+        self._stage_makers = stage_makers(tokenizer, clean_up_spaces)
 
     @classmethod
     def from_bundle(cls, bundle: Path, entry: TokenizerEntry, vocab_size: int) -> TextCodec:
-        """The codec of a bundle folder. Raises ``BundleError`` when the tokenizer or the template cannot be read."""
+        """The codec of a bundle folder. Raises ``BundleError`` when the tokenizer or a template cannot be read."""
         path = bundle / entry.file
+        templates = {}
         try:
             tokenizer = Tokenizer.from_file(str(path))
-            path = bundle / (entry.chat_template or "")
-            template = path.read_text(encoding="utf-8") if entry.chat_template else None
+            for name, file in entry.templates.items():
+                path = bundle / file
+                templates[name] = path.read_text(encoding="utf-8")
         except Exception as error:  # the binding of tokenizers raises the bare class
             raise BundleError(f"{path}: cannot be read ({error}); export the bundle again") from error
-        names = {"bos_token": entry.bos_token, "eos_token": entry.eos_token}
-        return cls(tokenizer, vocab_size, template, {name: token for name, token in names.items() if token is not None})
+        return cls(tokenizer, vocab_size, templates, entry.special_tokens, entry.clean_up_spaces)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
         """The token ids of a prompt, at least one; every path of specrt encodes here.
 
-        A string gets the tokenizer's own special tokens. Messages go through the chat template, generation prompt
-        added, and get no special tokens beyond those that the template writes. Ids are taken as they are. As in
-        transformers, special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError``
-        for an empty prompt, one of another shape, and ids outside the vocabulary.
+        A string gets the tokenizer's own special tokens. Messages go through the chat template as ``chat`` says, and
+        get no special tokens beyond those that the template writes. Ids are taken as they are. As in transformers,
+        special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
+        prompt, one of another shape, ids outside the vocabulary, and options of a chat template where none is used.
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
+        is_chat = not isinstance(prompt, str) and any(map(is_message, prompt))
+        if chat is not None and chat.given and not is_chat:
+            raise UsageError(f"{chat.given}: it is for lists of messages, got a prompt that is none; leave it out")
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):
             ids = self._ids_of_text(prompt, add_special_tokens=True)
-        elif any(isinstance(item, Mapping) for item in prompt):
-            messages = [plain_message(item, index) for index, item in enumerate(prompt)]
-            ids = self._ids_of_text(self._render(messages), add_special_tokens=False)
+        elif is_chat:
+            ids = self._ids_of_text(self.render(prompt, chat), add_special_tokens=False)
         else:
             ids = list(prompt)
         if not ids:
@@ -78,7 +91,10 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens; ids that only pad the vocabulary have no text."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        for old, new in CLEANUP if self._cleans_up else ():
+            text = text.replace(old, new)
+        return text
 
     def stream(self) -> TextStream:
         """A new stream, for the ids of one output."""
@@ -93,15 +109,6 @@ class TextCodec:
         except TypeError as error:
             raise UsageError("prompt: got half a surrogate pair, expected Unicode text; read it as UTF-8") from error
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        """What ``apply_chat_template`` of transformers makes of ``messages``, generation prompt added."""
-        if self._template is None:
-            raise UsageError("prompt: got messages, but the bundle has no chat template; pass the prompt as a string")
-        variables = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        try:
-            return compiled_template(self._template).render(self._names, **variables)
-        except Exception as error:  # a template is foreign code and may raise anything
-            reason = " ".join(str(error).split())
-            raise UsageError(
-                f"chat template: {reason} ({type(error).__name__}); mend the messages or pass the prompt as a string"
-            ) from error
+    def render(self, messages: Sequence[Any], chat: ChatOptions | None = None) -> str:
+        """What ``apply_chat_template`` of transformers makes of ``messages``, by default with a generation prompt."""
+        return self._templates.render(messages, chat or ChatOptions())

@@ -18,7 +18,10 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.stream import Stream
 from specrt.tools.generation import print_settings
 
-HELP = "/reset begins anew, /stats shows the last answer's figures, /help this, /exit ends (so does Ctrl-D)"
+HELP = (
+    "/reset starts over, /stats shows the last answer's figures, /help this, /exit ends (so does Ctrl-D); "
+    "// begins a message with one slash"
+)
 
 
 class Chat:
@@ -28,12 +31,12 @@ class Chat:
     """
 
     def __init__(self, runtime: Runtime, options: Options, system: str | None, verbose: bool) -> None:
-        if runtime.manifest.tokenizer.chat_template is None:
+        if not runtime.manifest.tokenizer.templates:
             raise UsageError(
                 "chat: this bundle has no chat template (its target is no instruct model); use 'specrt generate'"
             )
         self._runtime, self._options, self._verbose = runtime, options, verbose
-        self._first: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        self._first: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
         self._messages = list(self._first)
         self._console = Console(highlight=False, markup=False)
         self._last: Stats | None = None
@@ -45,12 +48,12 @@ class Chat:
         if sys.stdin.isatty():
             self._console.print(f"specrt chat; {HELP}", style="dim")
         while (line := self._read()) is not None:
-            if line.startswith("/"):
-                if line in ("/exit", "/quit"):
+            if line.startswith("/") and not line.startswith("//"):
+                if line.rstrip() in ("/exit", "/quit"):
                     return
-                self._command(line)
+                self._command(line.rstrip())
             elif line.strip():
-                self._turn(line)
+                self._turn(line.removeprefix("/"))
 
     def _read(self) -> str | None:
         """The next line; None at the end of the input. One that is not text costs a line on standard error.
@@ -92,7 +95,7 @@ class Chat:
         elif line == "/help":
             self._console.print(HELP, style="dim")
         else:
-            self._console.print(f"{line}: no such command; {HELP}", style="dim")
+            self._console.print(f"{line}: no such command; {HELP}", style="dim", soft_wrap=True)
 
     def _turn(self, line: str) -> None:
         """One question and its answer. A question that does not fit is taken back."""

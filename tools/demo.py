@@ -196,7 +196,7 @@ def _tell_commands(plan: Plan, paths: Sequence[Path]) -> None:
     for command in (
         ["specrt", "fetch", plan.target, *([plan.draft] if plan.has_draft_model else [])],
         _export_command(plan, paths),
-        ["specrt", "generate", str(plan.bundle), "--prompt", "def fibonacci(n):", "--stats"],
+        ["specrt", "generate", str(plan.bundle), "--raw", "--prompt", "def fibonacci(n):", "--stats"],
     ):
         console.print(f"  {escape(shlex.join(command))}")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -14,8 +13,11 @@ from rich.table import Table
 
 from specrt.engines.errors import UsageError
 from specrt.engines.load import DEVICES
+from specrt.engines.manifest import TokenizerEntry
 from specrt.runtime.options import DRAFTS, RULES, Options
 from specrt.runtime.settings import Settings
+from specrt.tools.stop_strings import unescaped
+from specrt.tools.textfiles import parsed_json, read_text, without_final_newline
 
 MAX_THREADS = 1024
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -34,11 +36,31 @@ _GENERATION = (
     click.option("--repetition-penalty", type=float, help="Divides the logits of what occurred.  [default: 1]"),
     click.option("--presence-penalty", type=float, help="Subtracted from what was generated.  [default: 0]"),
     click.option("--frequency-penalty", type=float, help="The same, for each time it was.  [default: 0]"),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times."),
+    click.option(
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        callback=lambda context, option, texts: [unescaped(text) for text in texts],
+        help="End before this text (escapes: \\n, \\t, \\\\, \\uXXXX). May be given several times.",
+    ),
     click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, as EOS."),
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens."),
     click.option("--reproducible", is_flag=True, default=None, help="The same bits of logits for every draft and K."),
     click.option("--model-defaults", is_flag=True, help="Take what is not given from the model's generation config."),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        callback=lambda context, option, text: None if text is None else _template_kwargs(text),
+        help="Variables of the chat template: '{\"enable_thinking\": false}'.",
+    ),
+    click.option(
+        "--tools",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        callback=lambda context, option, file: None if file is None else _tools(file),
+        help="A JSON file: a list of functions' schemas, for the chat template.",
+    ),
+    click.option("--chat-template-name", metavar="NAME", help="The chat template, where the model has several."),
 )
 _PLACE = (
     click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
@@ -83,25 +105,77 @@ def print_settings(settings: Settings) -> None:
     Console(stderr=True).print(table, markup=False)
 
 
-def prompt_of(text: str | None, file: Path | None, messages: Path | None) -> Any:
-    """The prompt that exactly one of the three gives. Raises ``UsageError``."""
+def _template_kwargs(text: str) -> dict[str, Any]:
+    expected = 'an object such as {"enable_thinking": false}'
+    parsed = parsed_json(text, "--chat-template-kwargs", expected)
+    if not isinstance(parsed, dict):
+        raise UsageError(f"--chat-template-kwargs: got {type(parsed).__name__}, expected {expected}")
+    return parsed
+
+
+def _tools(file: Path) -> list[dict[str, Any]]:
+    return _list_of_objects(read_text(file), str(file), "a list of functions' JSON schemas")
+
+
+def _list_of_objects(text: str, name: str, expected: str) -> list[dict[str, Any]]:
+    parsed = parsed_json(text, name, expected)
+    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
+        raise UsageError(f"{name}: got {type(parsed).__name__}, expected {expected}")
+    return parsed
+
+
+@dataclass(frozen=True)
+class GivenPrompt:
+    """The prompt of a command line: text, or messages from a file. ``raw``: text is no message, whatever the bundle."""
+
+    content: str | list[dict[str, Any]]
+    raw: bool
+    system: str | None
+
+    def for_bundle(self, entry: TokenizerEntry) -> tuple[str | list[dict[str, Any]], str]:
+        """(the prompt as the runtime takes it, in words what it is). Raises ``UsageError``.
+
+        Text is a user's message where the bundle has a chat template; ``system`` goes before it.
+        """
+        has_template = bool(entry.templates)
+        if self.raw:
+            return self.content, "plain text (--raw)"
+        if self.system is not None and not has_template:
+            raise UsageError("--system: the bundle has no chat template, so there are no messages; leave it out")
+        if isinstance(self.content, str) and not has_template:
+            return self.content, "plain text (the bundle has no chat template)"
+        is_text = isinstance(self.content, str)
+        messages = [{"role": "user", "content": self.content}] if isinstance(self.content, str) else self.content
+        if self.system is not None:
+            if any(message.get("role") == "system" for message in messages):
+                raise UsageError("--system: got a system message in --messages too; give one")
+            messages = [{"role": "system", "content": self.system}, *messages]
+        kind = "a user message in the bundle's chat template; --raw is plain text" if is_text else "messages"
+        return messages, kind
+
+
+def kind_of(prompt: str | list[dict[str, Any]]) -> str:
+    """``text`` or ``messages``: the ``prompt_kind`` of ``--json``."""
+    return "text" if isinstance(prompt, str) else "messages"
+
+
+def prompt_of(
+    text: str | None, file: Path | None, messages: Path | None, raw: bool = False, system: str | None = None
+) -> GivenPrompt:
+    """The prompt that exactly one of the first three gives. Raises ``UsageError``.
+
+    A file, and standard input for the text ``-``, are taken without a byte order mark and one final newline.
+    """
     given = [value for value in (text, file, messages) if value is not None]
     if len(given) != 1:
         raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
-    if text is not None and text != "-":
-        return text
-    path = file or messages
-    try:
-        data = path.read_bytes() if path is not None else sys.stdin.buffer.read()
-        content = data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path or 'standard input'}: cannot be read as text ({error}); give UTF-8 text") from error
-    if messages is None:
-        return content
-    try:
-        parsed = json.loads(content)
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON ({error}); expected a list of {{role, content}} objects") from error
-    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
-        raise UsageError(f"{path}: got {type(parsed).__name__}, expected a list of {{role, content}} objects")
-    return parsed
+    for name, value in (("--system", system), ("--messages", messages)):
+        if raw and value is not None:
+            raise UsageError(f"--raw: got {name} too, but plain text has no messages; give one of the two")
+    if messages is not None:
+        parsed = _list_of_objects(read_text(messages), str(messages), "a list of {role, content} objects")
+        return GivenPrompt(parsed, raw, system)
+    content = text if text is not None and text != "-" else without_final_newline(read_text(file))
+    if not content:
+        raise UsageError("prompt: got no tokens, expected at least one; give a text that is not empty")
+    return GivenPrompt(content, raw, system)

@@ -37,7 +37,7 @@ class Journal:
             write_text_file(path, first + "\n")
 
     def _read(self, path: Path, first: str) -> None:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         if lines[:1] != [first]:
             raise UsageError(
                 f"{path}: it belongs to a bench with other settings; give the same ones, or remove this file"

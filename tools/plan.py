@@ -96,7 +96,7 @@ def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[floa
     """
     wanted = "model" if has_draft_model else "ngram"
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8-sig"))
         scores = sorted(reversed(stored.get("scores", [])), key=lambda row: row.get("contender") != wanted)
         found = next(row["acceptance_by_position"] for row in (stored, *scores) if row.get("acceptance_by_position"))
         return tuple(float(chance) for chance in found)

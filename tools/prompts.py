@@ -1,7 +1,8 @@
 """The prompts that measurements run on: our own, in ``prompts.jsonl`` beside this file, or the user's.
 
 A file of JSON lines: ``{"category": "math", "prompt": "..."}``, or ``"messages"`` in place of ``"prompt"``, a list of
-``{"role", "content"}`` that ends with the user's turn.
+``{"role", "content"}`` that ends with the user's turn. ``"raw": true`` makes of a prompt plain text; without it, it is
+a user's message where the bundle has a chat template.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
 from specrt.runtime.text import TextCodec
+from specrt.tools.textfiles import lines_of, read_text
 
 CODE_PREFIX = "code-"
 NUM_SHORT_LIST = 12  # the first rows of prompts.jsonl, each of another kind: what demo, identity and verify run on
@@ -27,12 +28,16 @@ BUCKETS = {"short": 0, "medium": 100, "long": 300}  # the least tokens of each, 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A task for an instruct model; ``earlier``: (role, content) turns before it. ``number`` counts in a category."""
+    """A task for an instruct model; ``earlier``: (role, content) turns before it. ``number`` counts in a category.
+
+    ``is_raw``: the text is to be continued as it is, also where there is a chat template.
+    """
 
     category: str
     text: str
     earlier: tuple[tuple[str, str], ...] = ()
     number: int = 1
+    is_raw: bool = False
 
     @property
     def name(self) -> str:
@@ -76,7 +81,7 @@ def bench_prompts(per_category: int = PER_CATEGORY, categories: Sequence[str] = 
 
 def _shipped() -> tuple[Prompt, ...]:
     text = resources.files("specrt.tools").joinpath("prompts.jsonl").read_text(encoding="utf-8")
-    return _numbered([_prompt(json.loads(line), "") for line in text.splitlines()])
+    return _numbered([_prompt(json.loads(line), "") for line in lines_of(text) if line])
 
 
 def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
@@ -102,22 +107,19 @@ def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
 
     Raises ``UsageError`` for a file that cannot be read as such, or holds none.
     """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as text ({error}); give a UTF-8 file of prompts") from error
+    lines = [(place, line) for place, line in enumerate(lines_of(read_text(path)), 1) if line.strip()]
     if not lines:
         raise UsageError(f"{path}: got no prompts, expected one a line")
-    if path.suffix != ".jsonl":
-        return tuple(Prompt(f"line {number}", line) for number, line in enumerate(lines, 1))
+    if path.suffix.lower() != ".jsonl":
+        return tuple(Prompt(f"line {number}", line) for number, (_, line) in enumerate(lines, 1))
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for number, (place, line) in enumerate(lines, 1):
         try:
             prompts.append(_prompt(json.loads(line), f"line {number}"))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f'{path}: line {number} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}}, '
-                'or with "messages" of {"role", "content"} that end with the user'
+                f'{path}: line {place} is not a JSON object with a "prompt", such as {{"prompt": "Hello"}} (and '
+                '"raw": true for plain text), or with "messages" of {"role", "content"} that end with the user'
             ) from error
     return _numbered(prompts)
 
@@ -128,8 +130,11 @@ def _prompt(row: dict[str, Any], category: str) -> Prompt:
     turns = [(message["role"], message["content"]) for message in messages]
     if not all(isinstance(text, str) for turn in turns for text in turn) or (turns[-1:] and turns[-1][0] != "user"):
         raise TypeError
+    is_raw = row.get("raw", False)
+    if not isinstance(is_raw, bool) or (is_raw and "messages" in row):
+        raise TypeError
     *earlier, (_, text) = turns
-    return Prompt(str(row.get("category", category)), text, tuple(earlier))
+    return Prompt(str(row.get("category", category)), text, tuple(earlier), is_raw=is_raw)
 
 
 def _numbered(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
@@ -151,14 +156,17 @@ def encode_own_or_ours(
     if file is not None:
         return encode_prompts(prompts_from_file(file), bundle, manifest, max_new_tokens)
     ids: list[list[int]] = []
+    reason: UsageError | None = None
     for prompt in choose_prompts():
-        with suppress(UsageError):
+        try:
             ids += encode_prompts([prompt], bundle, manifest, max_new_tokens)
+        except UsageError as error:
+            reason = error
     if not ids:
         raise UsageError(
-            f"max_new_tokens: none of the prompts leaves room for {max_new_tokens} in the bundle's context of "
-            f"{manifest.target.spec.max_seq_len}; ask for fewer"
-        )
+            f"max_new_tokens: none of the prompts can be used with {max_new_tokens} new tokens ({reason}); "
+            "ask for fewer, or give prompts of your own"
+        ) from reason
     return ids[:most]
 
 
@@ -167,6 +175,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Token ids of each prompt by the bundle's tokenizer: a user's message where the bundle has a chat template.
 
+    Raw prompts, and all where there is no default template, are plain text, turns with an empty line between them.
     Raises ``UsageError`` for a prompt that leaves no room for ``max_new_tokens`` in the bundle's context.
     """
     spec = manifest.target.spec
@@ -175,7 +184,7 @@ def encode_prompts(
     encoded = []
     for prompt in prompts:
         plain = "\n\n".join(message["content"] for message in prompt.messages)
-        ids = codec.encode(prompt.messages if has_template else plain)
+        ids = codec.encode(prompt.messages if has_template and not prompt.is_raw else plain)
         if len(ids) + max_new_tokens > spec.max_seq_len:
             raise UsageError(
                 f"prompt {prompt.name}: its {len(ids)} tokens and {max_new_tokens} new ones do not fit into the "

@@ -82,7 +82,7 @@ def lines_around(mark: str) -> tuple[str, str]:
 def main(bench: Path, document: Path | None, mark: str) -> None:
     """Print the table of BENCH, a file that 'specrt bench --json' wrote, or put it into a document."""
     try:
-        table = table_of(json.loads(bench.read_text(encoding="utf-8")))
+        table = table_of(json.loads(bench.read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{bench}: not a file of 'specrt bench --json' ({type(error).__name__}: {error})") from error
     if document is None:

@@ -118,7 +118,7 @@ def find_device(name: str) -> Device:
     """A device of the table, or of a file that ``python -m specrt.tools.calibrate`` wrote. Raises ``UsageError``."""
     if Path(name).suffix == ".json":
         try:
-            return from_json(Device, json.loads(Path(name).read_text(encoding="utf-8")))
+            return from_json(Device, json.loads(Path(name).read_text(encoding="utf-8-sig")))
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"--device {name}: not a device file ({error}); make one with specrt.tools.calibrate"

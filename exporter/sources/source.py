@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from specrt.engines.errors import SourceError, SpecrtError
@@ -19,6 +19,7 @@ from specrt.exporter.sources.gguf_file import is_gguf_name
 from specrt.exporter.sources.gguf_source import GgufSource, gguf_in
 from specrt.exporter.sources.hub_files import fetch_tokenizer_files, optional_bytes
 from specrt.exporter.sources.prequantized.methods import Prequantized, find_prequantized
+from specrt.exporter.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from specrt.exporter.sources.adapters import Adapter
@@ -105,11 +106,7 @@ def find_source(name: str, revision: str | None = None, trust_remote_code: bool 
             return Source(name, gguf.config(), gguf.tokenizer(), location, options)
         config = AutoConfig.from_pretrained(location, **options)
         fetch_tokenizer_files(location, getattr(config, "_commit_hash", None) or revision)
-        tokenizer = AutoTokenizer.from_pretrained(location, **options)
-    if not getattr(tokenizer, "is_fast", False):
-        raise SourceError(
-            f"{name}: its tokenizer has no fast (tokenizer.json) form; convert it with transformers first"
-        )
+        tokenizer = load_tokenizer(name, location, options)
     found = _prequantized(name, config, location, options)
     if found is None:
         return Source(name, config, tokenizer, location, options)

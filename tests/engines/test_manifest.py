@@ -64,7 +64,7 @@ def full_manifest() -> Manifest:
         target=target,
         draft=DraftEntry("model", draft),
         generation_defaults={"temperature": 0.6, "top_k": 20.0},
-        tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", "<s>", None),
+        tokenizer=TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", {"bos_token": "<s>"}, {}, False),
         files={name: FileEntry(10, "0" * 64) for name in names},
     )
 

@@ -107,6 +107,28 @@ def test_match_gives_the_target_s_own_ids_with_a_padded_vocabulary(padded: Path,
     assert accepted > 0
 
 
+def test_ids_without_text_are_the_target_s_own_draws(padded: Path) -> None:
+    """As in transformers: they are drawn, counted and have log-probabilities, and decode to nothing; drafts or not."""
+    num_tokens = len(tiny_tokenizer())
+    bare = 0
+    with specrt.load(padded, threads=1) as runtime:
+        for seed in (3, 4, 5):
+            options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 2.0, "seed": seed, "ignore_eos": True}
+            ids: list[int] = []
+            for draft, k in (("none", 0), ("model", K), ("ngram", K)):
+                result = runtime.generate([5, 6, 7], **options, draft=draft, num_speculative_tokens=k, logprobs=1)
+                ids = ids or result.token_ids
+                assert result.token_ids == ids, draft
+                assert result.text == tiny_tokenizer().decode(ids, skip_special_tokens=True)
+                assert (result.stats.completion_tokens, [e.token_id for e in result.logprobs or []]) == (60, ids)
+            bare += sum(token_id >= num_tokens for token_id in ids)
+            banned = list(range(num_tokens, num_tokens + PADDING))
+            if runtime.manifest.target.spec.vocab_size > num_tokens:
+                result = runtime.generate([5, 6, 7], **options, banned_token_ids=banned, min_new_tokens=20)
+                assert max(result.token_ids) < num_tokens
+    assert (bare > 0) == (manifest_from_bundle(padded).target.spec.vocab_size > num_tokens)
+
+
 def _chances(bundle: Path, prompt: list[int], num_tokens: int) -> dict[tuple[int, ...], float]:
     """Chances of the next ``num_tokens`` ids at temperature 0.8 and top-k 3, from the target's graph in numpy."""
     entry = manifest_from_bundle(bundle).target

@@ -136,7 +136,7 @@ def manifest_of(
         target=_entry("target", backend.spec("target")),
         draft=DraftEntry(draft, _entry("draft", backend.spec("draft")) if draft == "model" else None),
         generation_defaults=generation_defaults,
-        tokenizer=TokenizerEntry("tokenizer.json", None, None, None),
+        tokenizer=TokenizerEntry("tokenizer.json", None, {}, {}, False),
         files=dict(files or {}),
     )
 

@@ -42,7 +42,7 @@ def test_numbers_have_ranges(name: str, good: list[float], bad: list[Any]) -> No
     [
         ({"rule": "typical"}, "rule: got 'typical', expected one of match, token, block"),
         ({"draft": "self"}, "draft: got 'self', expected one of auto, ngram, model, none"),
-        ({"temprature": 1}, "temprature: not an option of a generation; expected some of banned_token_ids, draft, "),
+        ({"temprature": 1}, "temprature: not an option of a generation; expected some of add_generation_prompt, "),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: got 9, expected at most max_new_tokens (8)"),
         ({"repetition_penalty": 0}, "repetition_penalty: got 0, expected more than 0; 1 is neutral"),
         ({"logit_bias": {3: math.inf}}, "logit_bias: got inf, expected a number from -10000.0 to 10000.0"),

@@ -140,7 +140,7 @@ def test_a_bad_prompt_gets_one_line(prompt: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
-MEND = "mend the messages or pass the prompt as a string"
+MEND = "change the messages, or pass plain text (--raw)"
 BAD_TEMPLATES = {
     "{{ raise_exception('no\n system') }}": f"chat template: no system (TemplateError); {MEND}",
     "{{ 1 + 'a' }}": f"chat template: unsupported operand type(s) for +: 'int' and 'str' (TypeError); {MEND}",
@@ -171,12 +171,12 @@ def test_a_bundle_gives_the_codec(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     byte_level().save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     (tmp_path / "tokenizer" / "chat.jinja").write_text(CHAT, encoding="utf-8")
-    entry = TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", BOS, None)
+    entry = TokenizerEntry("tokenizer/tokenizer.json", "tokenizer/chat.jinja", {"bos_token": BOS}, {}, False)
     loaded = TextCodec.from_bundle(tmp_path, entry, vocab_size=512)
     assert loaded.encode(HELLO) == codec(byte_level(), CHAT).encode(HELLO)
     assert loaded.encode([511]) == [511]
     with pytest.raises(UsageError, match="bundle has no chat template"):
-        TextCodec.from_bundle(tmp_path, TokenizerEntry(entry.file, None, None, None), 512).encode(HELLO)
+        TextCodec.from_bundle(tmp_path, TokenizerEntry(entry.file, None, {}, {}, False), 512).encode(HELLO)
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "chat.jinja"])
@@ -185,4 +185,8 @@ def test_a_damaged_bundle_is_named(tmp_path: Path, missing: str) -> None:
     (tmp_path / "chat.jinja").write_text(CHAT, encoding="utf-8")
     (tmp_path / missing).unlink()
     with pytest.raises(BundleError, match=rf"{missing}: cannot be read \(.*\); export the bundle again$"):
-        TextCodec.from_bundle(tmp_path, TokenizerEntry("tokenizer.json", "chat.jinja", BOS, EOS), 512)
+        TextCodec.from_bundle(
+            tmp_path,
+            TokenizerEntry("tokenizer.json", "chat.jinja", {"bos_token": BOS, "eos_token": EOS}, {}, False),
+            512,
+        )

@@ -234,3 +234,30 @@ def test_bytes_that_become_text_late_stop_at_the_token_that_shows_them(
         at_the_end = runtime.generate(PROMPT, stop=stop, max_new_tokens=count, num_speculative_tokens=k)
         assert (at_the_end.token_ids, at_the_end.text) == (CONTINUATION[:count], result.text)
         assert (at_the_end.finish_reason, at_the_end.stats.finish_reason, at_the_end.stop) == ("stop", "stop", stop)
+
+
+@pytest.mark.parametrize("draft", ["none", "model", "ngram"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 7])
+def test_a_text_that_is_cut_inside_a_character_ends_with_one_mark(
+    open_bundle: Open, num_tokens: int, draft: str
+) -> None:
+    """Each token ends with three of the four bytes of an emoji: the stream, the text, the ids and the usage agree."""
+    runtime = open_bundle(ending="ðŁĺ")
+    stream = runtime.stream(PROMPT, max_new_tokens=num_tokens, draft=draft)
+    pieces = list(stream)
+    result = stream.result
+    assert "".join(pieces) == result.text == runtime.codec.decode(result.token_ids)
+    assert (len(result.token_ids), result.stats.completion_tokens, result.finish_reason) == (num_tokens,) * 2 + (
+        "length",
+    )
+    assert (
+        result.text.endswith("\N{REPLACEMENT CHARACTER}")
+        and result.text.count("\N{REPLACEMENT CHARACTER}") == num_tokens
+    )
+
+
+def test_a_stop_string_can_be_the_mark_of_a_cut_character(open_bundle: Open) -> None:
+    runtime = open_bundle(ending="ðŁĺ")
+    result = runtime.generate(PROMPT, max_new_tokens=1, stop="\N{REPLACEMENT CHARACTER}")
+    assert (result.finish_reason, result.stop) == ("stop", "\N{REPLACEMENT CHARACTER}")
+    assert result.text + "\N{REPLACEMENT CHARACTER}" == runtime.codec.decode(result.token_ids)

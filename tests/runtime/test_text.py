@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specrt.engines.errors import UnsupportedModelError
-from specrt.runtime.detokenizer import REPLACEMENT
+from specrt.runtime.detokenizer import CLEANUP, REPLACEMENT
 from specrt.runtime.text import TextCodec
 from tests.runtime.tokenizers_made import (
     ADDED,
@@ -19,6 +19,7 @@ from tests.runtime.tokenizers_made import (
     FUSE,
     PIECE_DECODERS,
     SPACE,
+    VOCAB_SIZE,
     byte_level,
     codec,
     id_of,
@@ -54,6 +55,45 @@ def test_byte_level_stream_equals_decode(ids: list[int]) -> None:
 @given(data=st.data())
 def test_piece_stream_equals_decode(name: str, data: st.DataObject) -> None:
     check_stream(codec(pieces(name)), data.draw(ids_of(pieces(name))))
+
+
+@pytest.mark.parametrize("name", ["none", "word pieces", "word ends", "gemma"])
+@given(data=st.data())
+def test_a_cleaned_stream_equals_the_cleaned_decode(name: str, data: st.DataObject) -> None:
+    """Apostrophes, marks and the ends that are cleaned, split over tokens in every way."""
+    tokens = [
+        " ",
+        "'",
+        " '",
+        "' ",
+        "n",
+        "'t",
+        "t",
+        "s",
+        "'s",
+        "re",
+        "ve",
+        "'r",
+        "e",
+        "m",
+        ".",
+        " .",
+        "?",
+        "!",
+        ",",
+        "▁",
+        "a",
+    ]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    if PIECE_DECODERS[name] is not None:
+        tokenizer.decoder = PIECE_DECODERS[name]
+    text_codec = TextCodec(tokenizer, VOCAB_SIZE, None, {}, clean_up_spaces=True)
+    ids = data.draw(st.lists(st.integers(0, len(tokens) - 1), max_size=12))
+    text = tokenizer.decode(ids)
+    for old, new in CLEANUP:
+        text = text.replace(old, new)
+    assert text_codec.decode(ids) == text
+    check_stream(text_codec, ids)
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level(), pieces("llama"), pieces("gemma")], ids=["bytes", "llama", "gemma"])

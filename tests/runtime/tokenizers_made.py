@@ -32,6 +32,10 @@ PIECE_DECODERS = {
     "strip two": decoders.Sequence([SPACE, FUSE, decoders.Strip(" ", 2, 0), STRIP]),
     "pattern": decoders.Sequence([decoders.Replace(Regex("[▁a]+"), "-"), FUSE]),
     "byte level of pieces": decoders.ByteLevel(),
+    "word pieces": decoders.WordPiece("▁", True),
+    "word pieces, not cleaned": decoders.WordPiece("▁", False),
+    "word ends": decoders.BPEDecoder(suffix="▁"),
+    "word ends and bytes": decoders.Sequence([BYTES, decoders.BPEDecoder(suffix="▁"), FUSE]),
     "none": None,
 }
 

@@ -43,15 +43,15 @@ def shell(tmp_path: Path) -> Invoke:
 
 
 def test_standard_output_has_the_text_and_nothing_else(tiny_bundle: Path, shell: Invoke, expected: Any) -> None:
-    done = shell("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--stats")
+    done = shell("generate", tiny_bundle, "--raw", "--prompt", PROMPT, "--max-new-tokens", 20, "--stats")
     assert (done.returncode, done.stdout) == (0, expected.text + "\n")
     for figure in ("mean acceptance length", "first token ms", "peak RSS MB", "load s"):
         assert figure in done.stderr
 
 
-def test_a_quiet_run_says_nothing_on_standard_error(tiny_bundle: Path, shell: Invoke) -> None:
-    done = shell("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 4)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_quiet_run_has_one_note_on_standard_error(tiny_bundle: Path, shell: Invoke) -> None:
+    done = shell("generate", tiny_bundle, "--raw", "--prompt", PROMPT, "--max-new-tokens", 4)
+    assert (done.returncode, done.stderr) == (0, "specrt: the prompt is plain text (--raw)\n")
 
 
 def test_an_error_of_the_process_is_one_line(shell: Invoke) -> None:
@@ -61,10 +61,12 @@ def test_an_error_of_the_process_is_one_line(shell: Invoke) -> None:
 
 @pytest.mark.parametrize("draft", ["ngram", "model", "none"])
 def test_json_is_one_object_with_the_same_ids_for_every_draft(tiny_bundle: Path, expected: Any, draft: str) -> None:
-    result = invoke("generate", tiny_bundle, "--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, "--json")
+    arguments = ["--raw", "--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, "--json"]
+    result = invoke("generate", tiny_bundle, *arguments)
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert list(data) == [
+        "prompt_kind",
         "token_ids",
         "text",
         "finish_reason",
@@ -109,8 +111,8 @@ def test_sampling_options_are_those_of_the_library(tiny_bundle: Path, draft: str
             min_new_tokens=2,
             logprobs=3,
         )
-    arguments = ["--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, *SAMPLED, "--json", "--logprobs", 3]
-    result = invoke("generate", tiny_bundle, *arguments)
+    arguments = ["--raw", "--prompt", PROMPT, "--max-new-tokens", 20, "--draft", draft, *SAMPLED]
+    result = invoke("generate", tiny_bundle, *arguments, "--json", "--logprobs", 3)
     assert result.exit_code == 0, result.stderr
     data, wanted = json.loads(result.stdout), json.loads(json.dumps(library.as_dict()))
     by_draft = ("num_speculative_tokens", "is_adaptive", "draft", "rule")
@@ -172,24 +174,3 @@ def test_ctrl_c_exits_with_130_and_one_line(tiny_bundle: Path, tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors.strip()) == (130, "", "specrt: interrupted")
-
-
-def test_a_dash_reads_the_prompt_from_standard_input(tiny_bundle: Path, expected: Any) -> None:
-    result = invoke("generate", tiny_bundle, "--prompt", "-", "--max-new-tokens", 20, "--json", stdin=PROMPT)
-    assert json.loads(result.stdout)["token_ids"] == expected.token_ids
-
-
-def test_a_prompt_file_is_taken_as_it_is(tiny_bundle: Path, tmp_path: Path, expected: Any) -> None:
-    file = tmp_path / "prompt.txt"
-    file.write_text(PROMPT)
-    result = invoke("generate", tiny_bundle, "--prompt-file", file, "--max-new-tokens", 20, "--json")
-    assert json.loads(result.stdout)["token_ids"] == expected.token_ids
-
-
-def test_messages_go_through_the_chat_template(tiny_bundle: Path, tmp_path: Path) -> None:
-    file = tmp_path / "messages.json"
-    messages = [{"role": "user", "content": "Hello"}]
-    file.write_text(json.dumps(messages))
-    result = invoke("generate", tiny_bundle, "--messages", file, "--max-new-tokens", 3, "--json")
-    with specrt.load(tiny_bundle) as runtime:
-        assert json.loads(result.stdout)["prompt_tokens"] == len(runtime.codec.encode(messages))

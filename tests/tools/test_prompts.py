@@ -8,6 +8,7 @@ import pytest
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.runtime.text import TextCodec
 from specrt.tools.prompts import (
     BUCKETS,
     Prompt,
@@ -114,6 +115,15 @@ def test_prompts_become_messages_where_there_is_a_chat_template(tiny_bundle: Pat
     (ids,) = encode_prompts([Prompt("x", "Hi")], tiny_bundle, manifest)
     assert ids[0] == 0  # <|im_start|>, which the template writes
     assert len(ids) > len("Hi") + 3
+
+
+def test_raw_prompts_are_plain_text(tiny_bundle: Path) -> None:
+    manifest = manifest_from_bundle(tiny_bundle)
+    prompts = [Prompt("x", "Hi", is_raw=True), Prompt("x", "Hi")]
+    raw, message = encode_prompts(prompts, tiny_bundle, manifest)
+    codec = TextCodec.from_bundle(tiny_bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
+    assert (raw, message) == (codec.encode("Hi"), codec.encode([{"role": "user", "content": "Hi"}]))
+    assert raw != message
 
 
 def test_a_prompt_without_room_for_its_answer_is_refused(tiny_bundle: Path) -> None:
