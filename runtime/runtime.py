@@ -92,7 +92,7 @@ class Runtime:
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
-        measured = (None,) * 3 if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
+        measured = (None, None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
         reads = (target.further_reads, entry.further_reads)
         self.experience = Experience.of(self.manifest.num_speculative_tokens, slopes, *measured, further_reads=reads)
 

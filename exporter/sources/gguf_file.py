@@ -70,7 +70,7 @@ class GgufFile:
         if dtype is None:
             raise SourceError(f"{self.path}: {name} has ggml type {info.ggml_type}, expected F32 or F16; {_DOWNLOAD}")
         count = int(np.prod(info.shape))
-        values: Array = np.fromfile(self.path, dtype, count, offset=info.offset).astype(np.float32)
+        values: Array = np.fromfile(self.path, np.dtype(dtype), count, offset=info.offset).astype(np.float32)
         return values
 
 

@@ -77,7 +77,7 @@ def _map_by_conversions(
     converter_of = {pattern: row for row in converters for pattern in row.source_patterns}
     groups: dict[str, list[tuple[str, str | None]]] = defaultdict(list)
     for name in sorted(names, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, dict(state))
         groups[target].append((name, pattern))
     maps, unread = [], []
     for target, members in groups.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ PROMPT, NUM_NEW, K = [5, 6, 7, 8], 40, 4
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = tiny_llama_config().to_dict()
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     names += ("num_key_value_heads", "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id")
     config = MixtralConfig(**{name: settings[name] for name in names}, num_local_experts=8, num_experts_per_tok=2)
     return save_tiny_model(tmp_path_factory.mktemp("mixtral"), config)
@@ -32,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With int4 weights of itself as the draft, so that rounds reject too."""
     output = tmp_path_factory.mktemp("bundles") / "mixtral"
-    options = {"draft": "self:int4", "num_speculative_tokens": K, "max_seq_len": 96, "prefill_chunk": 16}
+    options: dict[str, Any] = {"draft": "self:int4", "num_speculative_tokens": K, "max_seq_len": 96, "prefill_chunk": 16}
     export(ExportOptions(target=str(source), output=output, **options))
     return output
 
@@ -51,7 +52,7 @@ def test_it_generates_the_model_s_own_ids(source: Path, bundle: Path) -> None:
         drafted = runtime.generate(PROMPT, max_new_tokens=NUM_NEW, ignore_eos=True)
         plain = runtime.generate(PROMPT, max_new_tokens=NUM_NEW, ignore_eos=True, draft="none")
     assert len(wanted) == NUM_NEW
-    assert drafted.tokens == plain.tokens == wanted != other
+    assert drafted.token_ids == plain.token_ids == wanted != other
     assert 0 < drafted.stats.accepted < drafted.stats.drafted
 
 

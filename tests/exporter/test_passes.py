@@ -147,7 +147,7 @@ def test_weights_are_let_go_when_the_graph_is_written(tmp_path: Path) -> None:
     optimize(graph, spec)
     ir.save(graph, tmp_path / "model.onnx", external_data="model.onnx.data")
     alive = [weakref.ref(parameter) for parameter in model.parameters()]
-    release_weights(model, graph)
+    release_weights(model, [graph])
     del model, graph
     gc.collect()
     held = [parameter for reference in alive if (parameter := reference()) is not None and parameter.numel()]

@@ -87,7 +87,8 @@ EQUIVALENT: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any]] = {
 def logits(model: Any) -> torch.Tensor:
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        return model(IDS).logits[0, ORIGINAL:]  # what is beyond the original length
+        found: torch.Tensor = model(IDS).logits[0, ORIGINAL:]  # what is beyond the original length
+    return found
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -99,10 +100,10 @@ def test_a_file_answers_as_the_model_of_the_equivalent_config(case: str, tmp_pat
     architecture, overrides, keys, tensors = EQUIVALENT[case]
     model = model_of(config_of(architecture, **overrides))
     path = write_gguf(tmp_path / "model.gguf", model, architecture, keys, tensors())
-    loaded = find_source(str(path)).load_model(torch.float32)
+    loaded = load_model(find_source(str(path)), torch.float32).model
     assert difference(logits(loaded), logits(model)) < 1e-4
     if overrides:
-        plain = find_source(str(write_gguf(tmp_path / "plain.gguf", model, architecture))).load_model(torch.float32)
+        plain = load_model(find_source(str(write_gguf(tmp_path / "plain.gguf", model, architecture))), torch.float32).model
         assert difference(logits(plain), logits(model)) > 1e-2, "the scaling makes no difference here"
 
 
@@ -118,7 +119,7 @@ def test_arbitrary_factors_divide_the_frequencies(factor: float, tmp_path: Path)
     plain = model_of(config_of("llama"))
     keys = {} if factor == 1.0 else scaling("linear", factor=factor)
     path = write_gguf(tmp_path / "model.gguf", plain, keys=keys, tensors={"rope_freqs.weight": ARBITRARY})
-    loaded = logits(find_source(str(path)).load_model(torch.float32))
+    loaded = logits(load_model(find_source(str(path)), torch.float32).model)
     assert difference(loaded, logits(plain)) > 1e-2
     assert difference(loaded, logits(with_factors(plain, ARBITRARY * factor))) < 1e-4
 
