@@ -9,6 +9,7 @@ from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_nor
 
 from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
 from specrt.exporter.passes.experts import lay_out_experts, pair_rows
+from specrt.exporter.passes.linear import unify_linears
 from specrt.exporter.passes.lm_head import read_tied_table
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
@@ -21,6 +22,7 @@ def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     Those after the second need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
     """
     optimize_ir(model)
+    unify_linears(model)
     pair_rows(lay_out_experts(model))
     if spec.dialect == STANDARD_DIALECT:
         return read_tied_table(drop_round_trips(model))
