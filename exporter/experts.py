@@ -112,8 +112,8 @@ def _dense(
 ) -> torch.Tensor:
     """Every expert on every token. [E, M, 2 I] values are held at once."""
     num_tokens, num_experts = hidden_states.shape[0], _num_experts(module)
-    none = torch.zeros(num_tokens, num_experts, dtype=top_k_weights.dtype)
-    weights = none.scatter(1, top_k_index, top_k_weights).transpose(0, 1)[..., None]  # [E, M, 1]
+    none = torch.zeros(num_tokens, num_experts)
+    weights = none.scatter(1, top_k_index, top_k_weights.float()).transpose(0, 1)[..., None]  # [E, M, 1] f32
     name = "gate_up_proj" if module.has_gate else "up_proj"
     inner = _projected(module, name, hidden_states)
     flat = inner.reshape(-1, inner.shape[-1])  # [E * M, 2 I]: a gate of the model's own expects two dimensions
@@ -122,7 +122,7 @@ def _dense(
     if module.has_post_expert_norm:
         outputs = module.post_expert_norm(outputs)
     # what was not chosen may overflow in fp16, and 0 times infinity is no number
-    return torch.where(weights != 0, outputs * weights, torch.zeros((), dtype=outputs.dtype)).sum(0)
+    return torch.where(weights != 0, outputs * weights, torch.zeros(())).sum(0)
 
 
 def _projected(module: Any, name: str, rows: torch.Tensor) -> torch.Tensor:

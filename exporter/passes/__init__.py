@@ -8,6 +8,7 @@ from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_nor
 
 from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
 from specrt.exporter.passes.experts import lay_out_experts, pair_rows
+from specrt.exporter.passes.linear import unify_linears
 from specrt.exporter.passes.lm_head import read_tied_table
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
@@ -17,8 +18,9 @@ from specrt.exporter.passes.rotary import fold_rotary
 def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     """All passes of the spec's dialect, in order, on a simplified graph.
 
-    Those after the first two need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
+    Those after the first three need operators of ``com.microsoft``, or GroupQueryAttention's packed inputs.
     """
+    unify_linears(model)
     pair_rows(lay_out_experts(model))
     if spec.dialect == STANDARD_DIALECT:
         return read_tied_table(drop_round_trips(model))

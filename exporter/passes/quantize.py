@@ -120,9 +120,10 @@ def _matmul(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, quantizatio
 
 
 def _with_block_sums(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, size: int) -> list[ir.Node]:
-    """[1, M, K] -> [1, M, K + K / size]: the inputs, then the sum of each block of them."""
+    """[1, M, K] -> [1, M, K + K / size]: the inputs, then the sum of each block of them. Or both without the 1."""
     name = blocks.data.name
-    shape = add_initializer(model, f"{name}.by_block", np.array([0, 0, -1, size], np.int64))
+    rank = len(rows.shape) if rows is not None and rows.shape is not None else 3
+    shape = add_initializer(model, f"{name}.by_block", np.array([*(0,) * (rank - 1), -1, size], np.int64))
     last = add_initializer(model, f"{name}.last", np.array([-1], np.int64))
     by_block = ir.node("Reshape", [rows, shape])  # [1, M, B, size]
     sums = ir.node("ReduceSum", [by_block.outputs[0], last], attributes={"keepdims": 0})  # [1, M, B]

@@ -17,6 +17,7 @@ from specrt.exporter.observe import observe
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.graph import bytes_per_pass, experts_of, routers
 from specrt.exporter.planning import check_experts
+from specrt.exporter.precision import cast_weights
 from specrt.exporter.trace import trace
 from tests.exporter.architectures import tiny_config, tiny_model
 from tests.exporter.tiny_experts import IDS, Mixture, W, node_of, passes_of, replace_stored, spec_of, stored
@@ -75,6 +76,17 @@ def test_experts_that_no_operator_expresses_are_computed_densely(dialect: str, t
     assert mixture.error(mixture.graph, tmp_path) <= TOLERANCE
     assert experts_of(mixture.graph) is None
     assert [site.is_sparse for site in observe(mixture.model.config).experts] == [False]
+
+
+def test_in_fp16(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU kernel is for fp32, and it widens what the node reads."""
+    model = tiny_model("mixtral")
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(IDS)[None], use_cache=False).logits[0].numpy()
+    cast_weights(model, torch.float16)
+    spec = spec_of(model, dtype="float16")
+    got = passes_of(optimize(trace(model, spec), spec), spec, tmp_path).logits(0, [W, W])
+    assert np.abs(got - expected[: len(got)]).max() <= 0.03 * np.abs(expected).max()
 
 
 def test_an_expert_that_is_not_chosen_may_overflow(tmp_path: Path) -> None:

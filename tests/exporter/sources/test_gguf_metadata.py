@@ -13,6 +13,7 @@ import torch
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError
 from specrt.exporter.sources.gguf_file import read_gguf
 from specrt.exporter.sources.gguf_metadata import config_from_gguf
+from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import find_config, find_source
 from tests.exporter.sources.gguf_files import ARCHITECTURES, config_of, model_of, write_gguf
 

@@ -14,6 +14,7 @@ import specrt
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
+from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import find_config, find_source
 from tests.exporter.sources.gguf_files import config_of, model_of, write_gguf
 
