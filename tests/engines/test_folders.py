@@ -123,7 +123,8 @@ def test_a_folder_taken_for_a_leftover_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other process removes it between the two system calls."""
-    flock, taken = folders.fcntl.flock, []
+    flock = folders.fcntl.flock
+    taken: list[Path] = []
 
     def late(handle: int, flags: int) -> None:
         if not taken:
