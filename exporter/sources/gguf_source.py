@@ -65,5 +65,5 @@ def gguf_in(location: str, options: dict[str, Any]) -> GgufSource | None:
 
 def _halves(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows [heads * d, ...] of which each head's come in pairs (i, i + d / 2): first halves, then second halves."""
-    pairs = rows.unflatten(0, (heads, -1, 2))  # [heads, d / 2, 2, ...]
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])  # [heads, d / 2, 2, ...]
     return pairs.transpose(1, 2).reshape(rows.shape).contiguous()

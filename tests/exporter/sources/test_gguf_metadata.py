@@ -22,7 +22,8 @@ IDS = torch.arange(3, 60)[None]  # beyond every sliding window
 def logits(model: Any) -> torch.Tensor:
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        return model(IDS).logits
+        found: torch.Tensor = model(IDS).logits
+    return found
 
 
 def loaded_logits(path: Path) -> torch.Tensor:

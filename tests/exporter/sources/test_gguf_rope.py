@@ -87,7 +87,8 @@ EQUIVALENT: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any]] = {
 def logits(model: Any) -> torch.Tensor:
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        return model(IDS).logits[0, ORIGINAL:]  # what is beyond the original length
+        beyond: torch.Tensor = model(IDS).logits[0, ORIGINAL:]  # the original length
+    return beyond
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
