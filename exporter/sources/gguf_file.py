@@ -25,7 +25,7 @@ _DEFAULT_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _LFS_MARK = b"version https://git-lfs"
-_FLOATS = {0: np.dtype("<f4"), 1: np.dtype("<f2")}  # F32, F16
+_FLOATS: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2")}  # F32, F16
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _DOWNLOAD = "download the file again"
 

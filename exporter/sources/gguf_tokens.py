@@ -10,8 +10,12 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer, read_gguf_metadata
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
+    GGUF_TOKENIZER_MAPPING,
+    convert_gguf_tokenizer,
+)
+from transformers.integrations.gguf.reader import read_gguf_metadata
 
 from specrt.engines.errors import SourceError, UnsupportedModelError
 from specrt.exporter.sources.gguf_file import GgufFile, Strings
@@ -71,7 +75,7 @@ def special_ids(gguf: GgufFile, vocab_size: int) -> dict[str, Any]:
     return {
         "bos_token_id": _id(gguf, "ggml.bos_token_id", vocab_size),
         "pad_token_id": _id(gguf, "ggml.padding_token_id", vocab_size),
-        "eos_token_id": sorted(ends) if len(ends) > 1 else next(iter(ends), None),  # type: ignore[type-var]
+        "eos_token_id": sorted(ends) if len(ends) > 1 else next(iter(ends), None),
     }
 
 
@@ -113,7 +117,7 @@ def tokenizer_from_gguf(gguf: GgufFile) -> Any:
     named = {"bos_token": ids["bos_token_id"], "pad_token": ids["pad_token_id"]}
     named["eos_token"] = _id(gguf, "ggml.eos_token_id", len(tokens))
     named["unk_token"] = _id(gguf, "ggml.unknown_token_id", len(tokens))
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         add_bos_token=_flag(gguf, "ggml.add_bos_token", not is_byte_level or _pre(gguf) in _WHOLE_WORDS),
         add_eos_token=_flag(gguf, "ggml.add_eos_token", False),
@@ -162,7 +166,7 @@ def _correct_byte_level(gguf: GgufFile, backend: Tokenizer) -> None:
         )
     parts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*parts, byte_level])  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*parts, byte_level])
     if _pre(gguf) in _WHOLE_WORDS:
         backend.model.ignore_merges = True
 
@@ -180,9 +184,9 @@ def _correct_sentencepiece(gguf: GgufFile, backend: Tokenizer) -> None:
             f"{gguf.path}: tokenizer.ggml.add_space_prefix is true, and {gguf.architecture} tokenizers have no such "
             f"space; {_ELSEWHERE}"
         )
-    backend.normalizer = normalizers.Replace(" ", "▁")  # type: ignore[assignment]
-    backend.pre_tokenizer = None  # type: ignore[assignment]
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = None
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _chat_template(gguf: GgufFile) -> str | dict[str, str] | None:

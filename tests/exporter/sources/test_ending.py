@@ -81,7 +81,8 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_the_text_config_counts() -> None:
-    config = Gemma3Config(text_config={"eos_token_id": 106}, **{"eos_token_id": [1]})
+    config: Any = Gemma3Config(text_config={"eos_token_id": 106})
+    config.eos_token_id = [1]
     assert {1, 106} <= set(eos_ids(config, None, None))
     assert 106 not in eos_ids(LlamaConfig(eos_token_id=[1]), None, None)
 
