@@ -29,7 +29,10 @@ class Records:
 
 
 def record(
-    run: torch.nn.Module, layers: Sequence[torch.nn.Module], inputs: Mapping[str, torch.Tensor], owners: Mapping[str, int]
+    run: torch.nn.Module,
+    layers: Sequence[torch.nn.Module],
+    inputs: Mapping[str, torch.Tensor],
+    owners: Mapping[str, int],
 ) -> Records:
     """The records of one pass of ``run`` over ``inputs`` by name, whose outputs are tensors.
 
@@ -39,7 +42,9 @@ def record(
     with torch.no_grad(), layer_hooks(layers, recorder.enter, recorder.leave), recorder:
         outputs = run(list(inputs.values()))
     recorder.finish(outputs)
-    return Records(tuple(tuple(recorder.records[index]) for index in range(len(layers))), tuple(recorder.records[OUTSIDE]))
+    return Records(
+        tuple(tuple(recorder.records[index]) for index in range(len(layers))), tuple(recorder.records[OUTSIDE])
+    )
 
 
 @contextmanager
