@@ -156,7 +156,8 @@ def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
 def _records(model: Any, spec: ModelSpec, layers: Sequence[torch.nn.Module]) -> Records:
     inputs = {tensor.name: _example(tensor) for tensor in model_contract(spec).inputs}
     owners = {past_name(part, index): index for index in range(len(layers)) for part in ("key", "value")}
-    return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
+    with _quiet():
+        return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
 
 
 def _stamped(model: Any, spec: ModelSpec, found: LayerKinds) -> ir.Model:

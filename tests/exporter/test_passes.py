@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from onnxscript.optimizer import optimize_ir
 
 from specrt.engines.seam import Array
 from specrt.engines.spec import KVLayer, ModelSpec, model_contract
@@ -35,7 +34,6 @@ def _traced(name: str) -> ir.Model:
     model = tiny_model(name)
     layers: tuple[KVLayer, ...] = observe(model.config).kv_layers
     graph = trace(model, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", layers))
-    optimize_ir(graph)
     return graph
 
 
