@@ -11,9 +11,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from specrt.engines import heads, oracle
-from specrt.engines.seam import Array, HostBinding, SlotEngine, allocate, check_shared
-from specrt.engines.spec import (
+from specrt.engines import numpy_samplers, samplers
+from specrt.engines.contract import (
     INPUT_IDS,
     LOGITS,
     NUM_ACCEPTED,
@@ -30,6 +29,7 @@ from specrt.engines.spec import (
     past_name,
     plan_buffers,
 )
+from specrt.engines.interface import Array, HostBinding, SlotEngine, allocate, check_shared
 
 # The next token after a prefix, or its logits [V] f32
 NextToken = Callable[[Sequence[int]], int | Array]
@@ -114,9 +114,9 @@ class FakeEngine(_Engine):
 class FakeHead(_Engine):
     """A head in numpy, by its oracle. ``vocab_size`` is the target's, the model's own by default."""
 
-    def __init__(self, spec: ModelSpec, name: str = heads.MATCH, vocab_size: int | None = None) -> None:
+    def __init__(self, spec: ModelSpec, name: str = samplers.MATCH, vocab_size: int | None = None) -> None:
         vocab_size = spec.vocab_size if vocab_size is None else vocab_size
-        super().__init__(heads.head_contract(name, spec, vocab_size))
+        super().__init__(samplers.head_contract(name, spec, vocab_size))
         self._compute, self._vocab_size = _HEADS[name], vocab_size
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
@@ -130,40 +130,40 @@ class FakeHead(_Engine):
 _Head = Callable[[Mapping[str, Array], Mapping[str, Array], Array, int], None]
 _BY_ROW = frozenset(
     tensor.name
-    for name in heads.HEAD_NAMES
-    for contract in [heads.head_contract(name, fake_spec(), 1)]
+    for name in samplers.HEAD_NAMES
+    for contract in [samplers.head_contract(name, fake_spec(), 1)]
     for tensor in (*contract.inputs, *contract.outputs)
     if tensor.shape[0] == ROWS
 )
 
 
 def _match(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    rows[TOKENS][:] = oracle.greedy(rows[LOGITS])
-    host[NUM_ACCEPTED][0] = oracle.match(rows[TOKENS], drafted)
+    rows[TOKENS][:] = numpy_samplers.greedy(rows[LOGITS])
+    host[NUM_ACCEPTED][0] = numpy_samplers.match(rows[TOKENS], drafted)
 
 
 def _penalties(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    by_id = (heads.CONTEXT_COUNTS, heads.OUTPUT_COUNTS, heads.LOGIT_BIAS, heads.ENDING_LIMIT)
+    by_id = (samplers.CONTEXT_COUNTS, samplers.OUTPUT_COUNTS, samplers.LOGIT_BIAS, samplers.ENDING_LIMIT)
     scalars = (
-        heads.NUM_UNENDING_ROWS,
-        heads.REPETITION_PENALTY,
-        heads.PRESENCE_PENALTY,
-        heads.FREQUENCY_PENALTY,
+        samplers.NUM_UNENDING_ROWS,
+        samplers.REPETITION_PENALTY,
+        samplers.PRESENCE_PENALTY,
+        samplers.FREQUENCY_PENALTY,
     )
     arguments = [*(host[name] for name in by_id), *(host[name][0] for name in scalars)]
-    rows[heads.PROCESSED_LOGITS][:] = oracle.penalize(rows[LOGITS], drafted, *arguments)
+    rows[samplers.PROCESSED_LOGITS][:] = numpy_samplers.penalize(rows[LOGITS], drafted, *arguments)
 
 
 def _softmax(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    probs = oracle.softmax(rows[LOGITS][:, :vocab_size], host[heads.TEMPERATURE][0])
+    probs = numpy_samplers.softmax(rows[LOGITS][:, :vocab_size], host[samplers.TEMPERATURE][0])
     _write_probs(rows, probs)
 
 
 def _filter(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    names = (heads.TEMPERATURE, heads.TOP_K, heads.TOP_P, heads.MIN_P)
-    probs = oracle.filtered(rows[LOGITS][:, :vocab_size], *(host[name][0] for name in names))
+    names = (samplers.TEMPERATURE, samplers.TOP_K, samplers.TOP_P, samplers.MIN_P)
+    probs = numpy_samplers.filtered(rows[LOGITS][:, :vocab_size], *(host[name][0] for name in names))
     _write_probs(rows, probs)
-    rows[heads.NUCLEUS_IS_LARGER][:] = 0  # numpy sorts them all
+    rows[samplers.NUCLEUS_IS_LARGER][:] = 0  # numpy sorts them all
 
 
 def _nucleus(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
@@ -171,42 +171,44 @@ def _nucleus(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Arra
 
 
 def _write_probs(rows: Mapping[str, Array], probs: Array) -> None:
-    rows[heads.PROBS][:] = 0
-    rows[heads.PROBS][:, : probs.shape[1]] = probs
+    rows[samplers.PROBS][:] = 0
+    rows[samplers.PROBS][:, : probs.shape[1]] = probs
 
 
 def _match_sampled(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    uniforms = rows[heads.UNIFORMS][:, [heads.CHUNK, heads.WITHIN]]
-    rows[TOKENS][:] = [oracle.draw(*row) for row in zip(rows[heads.PROBS], *uniforms.T, strict=True)]
-    host[NUM_ACCEPTED][0] = oracle.match(rows[TOKENS], drafted)
+    uniforms = rows[samplers.UNIFORMS][:, [samplers.CHUNK, samplers.WITHIN]]
+    rows[TOKENS][:] = [numpy_samplers.draw(*row) for row in zip(rows[samplers.PROBS], *uniforms.T, strict=True)]
+    host[NUM_ACCEPTED][0] = numpy_samplers.match(rows[TOKENS], drafted)
 
 
 def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Head:
     def judge(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-        uniforms = rows[heads.UNIFORMS]
-        eta, final = uniforms[:-1, heads.ACCEPT], (uniforms[0, heads.CHUNK], uniforms[0, heads.WITHIN])
-        verdict = rule(rows[heads.PROBS], rows[heads.DRAFT_PROBS][:-1], drafted, eta, final)
+        uniforms = rows[samplers.UNIFORMS]
+        eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
+        verdict = rule(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
         host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
 
     return judge
 
 
 def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-    num_top = rows[heads.TOP_IDS].shape[1]
-    names = (heads.TOKEN_LOGPROBS, heads.TOP_LOGPROBS, heads.TOP_IDS)
-    for name, values in zip(names, oracle.logprobs(rows[LOGITS], rows[heads.CHOSEN_IDS], num_top), strict=True):
+    num_top = rows[samplers.TOP_IDS].shape[1]
+    names = (samplers.TOKEN_LOGPROBS, samplers.TOP_LOGPROBS, samplers.TOP_IDS)
+    for name, values in zip(
+        names, numpy_samplers.logprobs(rows[LOGITS], rows[samplers.CHOSEN_IDS], num_top), strict=True
+    ):
         rows[name][:] = values
 
 
 _HEADS: dict[str, _Head] = {
-    heads.MATCH: _match,
-    heads.PENALTIES: _penalties,
-    heads.SOFTMAX: _softmax,
-    heads.FILTER: _filter,
-    heads.FILTER_WIDE: _filter,
-    heads.NUCLEUS: _nucleus,
-    heads.MATCH_SAMPLED: _match_sampled,
-    heads.TOKEN: _by_rule(oracle.token),
-    heads.BLOCK: _by_rule(oracle.block),
-    heads.LOGPROBS: _logprobs,
+    samplers.MATCH: _match,
+    samplers.PENALTIES: _penalties,
+    samplers.SOFTMAX: _softmax,
+    samplers.FILTER: _filter,
+    samplers.FILTER_WIDE: _filter,
+    samplers.NUCLEUS: _nucleus,
+    samplers.MATCH_SAMPLED: _match_sampled,
+    samplers.TOKEN: _by_rule(numpy_samplers.token),
+    samplers.BLOCK: _by_rule(numpy_samplers.block),
+    samplers.LOGPROBS: _logprobs,
 }

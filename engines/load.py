@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from specrt.engines.cpu import available_cores
+from specrt.engines.contract import Contract
 from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.interface import Engine
 from specrt.engines.manifest import Manifest
-from specrt.engines.seam import Engine
-from specrt.engines.spec import Contract
-from specrt.engines.trt_library import LIBRARIES
+from specrt.engines.processor import available_cores
+from specrt.engines.trt.library import LIBRARIES
 
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
@@ -19,20 +19,20 @@ _Load = Callable[[Path, Contract, int | None], Engine]
 
 
 def _onnxruntime(graph: Path, contract: Contract, threads: int | None) -> Engine:
-    from specrt.engines.ort import OrtEngine
+    from specrt.engines.ort.cpu import OrtEngine
 
     return OrtEngine(graph, contract, threads or available_cores())
 
 
 def _onnxruntime_cuda(graph: Path, contract: Contract, threads: int | None) -> Engine:
-    from specrt.engines.ort_cuda import OrtCudaEngine
+    from specrt.engines.ort.cuda import OrtCudaEngine
 
     return OrtCudaEngine(graph, contract, threads or available_cores())
 
 
 def _tensorrt(backend: str) -> _Load:
     def load(graph: Path, contract: Contract, threads: int | None) -> Engine:
-        from specrt.engines.trt import TrtEngine, bundle_of, open_build
+        from specrt.engines.trt.engine import TrtEngine, bundle_of, open_build
 
         return TrtEngine(open_build(bundle_of(graph), backend), graph, contract)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
+from specrt.engines.contract import DIALECTS, ModelSpec, TensorSpec, model_contract
 from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
-from specrt.engines.heads import HEAD_NAMES
-from specrt.engines.spec import DIALECTS, ModelSpec, TensorSpec, model_contract
+from specrt.engines.samplers import HEAD_NAMES
 
 SCHEMA_VERSION = 5
 MANIFEST_NAME = "bundle.json"
@@ -139,7 +139,7 @@ class FileEntry:
 class Manifest:
     """The whole of ``bundle.json``; ``files`` covers every other file that the export wrote.
 
-    Engines built from the bundle lie beside them, with records of their own (``specrt.engines.record``).
+    Engines built from the bundle lie beside them, with records of their own (``specrt.engines.trt.record``).
     ``generation_defaults`` are the sampling settings of the model's own generation config, by specrt's names.
     """
 

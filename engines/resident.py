@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specrt.engines.buffers import allocated_bytes, plan_slot
 from specrt.engines.manifest import Manifest, ModelEntry
-from specrt.engines.plan import allocated_bytes, plan_slot
-from specrt.engines.record import BuildRecord
-from specrt.engines.trt_library import LIBRARIES
+from specrt.engines.trt.library import LIBRARIES
+from specrt.engines.trt.record import BuildRecord
 
 # ONNX Runtime's CPU provider computes in fp32: it widens weights in fp16 when it loads them.
 _WIDENED = {"float32": 1, "float16": 2}

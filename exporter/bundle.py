@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specrt.engines.errors import ResourceError, UsageError
-from specrt.engines.files import EXHAUSTED, UNUSABLE, cannot_write, errno_of, write_text_file
-from specrt.engines.folders import LOCK_NAME, Tell, check_place, clear_leftovers, new_folder
-from specrt.engines.integrity import sha256_of
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, Manifest, manifest_text
+from specrt.engines.storage.files import EXHAUSTED, UNUSABLE, cannot_write, errno_of, write_text_file
+from specrt.engines.storage.folders import LOCK_NAME, Tell, check_place, clear_leftovers, new_folder
+from specrt.engines.storage.integrity import sha256_of
 
 HINT = "choose another --output"
 

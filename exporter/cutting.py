@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from specrt.engines.errors import UnsupportedModelError
-from specrt.engines.seam import Array
-from specrt.exporter.reference import mean_kl, whole_logits
+from specrt.engines.interface import Array
+from specrt.exporter.parity.reference import mean_kl, whole_logits
 
 _NUM_RANKED = 32  # positions of the reference text that layers are ranked by
 

@@ -14,9 +14,10 @@ from typing import Any
 import onnx_ir as ir
 
 import specrt
-from specrt.engines.cpu import available_cores
+from specrt.engines.contract import STANDARD_DIALECT, model_contract
 from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.experts import Experts
+from specrt.engines.interface import Array
 from specrt.engines.manifest import (
     SCHEMA_VERSION,
     AdapterEntry,
@@ -25,29 +26,28 @@ from specrt.engines.manifest import (
     ModelEntry,
     manifest_from_bundle,
 )
+from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress, Silent
-from specrt.engines.seam import Array
-from specrt.engines.spec import STANDARD_DIALECT, model_contract
 from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
-from specrt.exporter.heads import write_heads
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers
+from specrt.exporter.parity.precision import expected_logits, runnable
+from specrt.exporter.parity.reference import check_parity, reference_ids, save_reference
 from specrt.exporter.passes import optimize
-from specrt.exporter.passes.dequantize import dequantize_weights
 from specrt.exporter.passes.graph import bytes_per_pass, experts_of
-from specrt.exporter.passes.quantize import quantize_weights
-from specrt.exporter.passes.quantized_experts import quantize_experts
 from specrt.exporter.planning import ModelPlan, check_resources, plan_model
-from specrt.exporter.precision import expected_logits, runnable
-from specrt.exporter.reference import check_parity, reference_ids, save_reference
+from specrt.exporter.quantization.blocks import quantize_weights
+from specrt.exporter.quantization.experts import quantize_experts
+from specrt.exporter.quantization.qdq import dequantize_weights
+from specrt.exporter.samplers import write_heads
 from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids, generation_defaults
 from specrt.exporter.sources.merging import load_adapted
 from specrt.exporter.sources.source import Source
 from specrt.exporter.tokenizer import write_tokenizer
-from specrt.exporter.trace import torch_dtype, trace
+from specrt.exporter.tracing.trace import torch_dtype, trace
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
 from specrt.engines.errors import UsageError
-from specrt.engines.spec import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
-from specrt.exporter.passes.dequantize import LAYOUTS
-from specrt.exporter.passes.quantize import QUANTIZATIONS
+from specrt.exporter.quantization.blocks import QUANTIZATIONS
+from specrt.exporter.quantization.qdq import LAYOUTS
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # What each dialect's backends run, the default first, and why not the others.

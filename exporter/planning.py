@@ -7,15 +7,15 @@ from pathlib import Path
 
 import psutil
 
+from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
-from specrt.engines.spec import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.exporter.bundle import check_disk
-from specrt.exporter.observe import Observation, observe
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
-from specrt.exporter.passes.dequantize import LAYOUTS
-from specrt.exporter.passes.quantize import QUANTIZATIONS
+from specrt.exporter.quantization.blocks import QUANTIZATIONS
+from specrt.exporter.quantization.qdq import LAYOUTS
 from specrt.exporter.sources.source import Source
+from specrt.exporter.tracing.observe import Observation, observe
 
 
 @dataclass(frozen=True)

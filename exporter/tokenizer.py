@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from specrt.engines.errors import SourceError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import TokenizerEntry
-from specrt.runtime.text import TextCodec
+from specrt.runtime.text.codec import TextCodec
 
 _FILES = "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or vocab.txt"
 _TEXT = "Grüße, 世界 😀! It isn't a test.\n\ndef area(radius):\n\treturn 3.14159 * radius ** 2  # naïve"

@@ -8,11 +8,11 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from specrt.engines.errors import UsageError
-from specrt.engines.heads import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
-from specrt.engines.seam import Array
-from specrt.runtime.messages import ChatOptions
-from specrt.runtime.stops import checked_stops
-from specrt.runtime.uniforms import MAX_SEED
+from specrt.engines.interface import Array
+from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.runtime.sampling.uniforms import MAX_SEED
+from specrt.runtime.text.messages import ChatOptions
+from specrt.runtime.text.stops import checked_stops
 
 RULES = (MATCH, TOKEN, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
@@ -60,7 +60,7 @@ class GenerationOptions:
     * ``max_new_tokens``: the most new tokens; ``min_new_tokens``: no EOS, stop id or stop string ends the text before.
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
       ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
-      (``specrt.runtime.adaptive``).
+      (``specrt.runtime.drafting.adaptive``).
     * ``rule``: ``match``, ``token`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, wherever the
@@ -75,7 +75,7 @@ class GenerationOptions:
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
-      ``chat_template_name``: how messages become text (``specrt.runtime.messages.ChatOptions``).
+      ``chat_template_name``: how messages become text (``specrt.runtime.text.messages.ChatOptions``).
     """
 
     max_new_tokens: int = 256

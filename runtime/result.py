@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from specrt.runtime.logprobs import TokenLogprobs
+from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.settings import Settings
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from specrt.runtime.drafters import Drafter
-from specrt.runtime.predictor import Target
+from specrt.runtime.drafting.drafters import Drafter
 from specrt.runtime.result import Stats
+from specrt.runtime.target import Target
 
 
 @dataclass(frozen=True)

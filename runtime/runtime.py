@@ -8,26 +8,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
-from specrt.engines.cpu import available_cores
 from specrt.engines.errors import UsageError
-from specrt.engines.integrity import check_files
 from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.runtime.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
-from specrt.runtime.cached import CachedModel
-from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
-from specrt.runtime.judge import DraftJudge, Judge, draft_probs
-from specrt.runtime.logprobs import Logprobs
+from specrt.engines.processor import available_cores
+from specrt.engines.storage.integrity import check_files
+from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.tuning import tuning_for
+from specrt.runtime.model import CachedModel
 from specrt.runtime.options import Options, options_of
-from specrt.runtime.predictor import Draft, Target
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Limits, Watch, generate_tokens
+from specrt.runtime.sampling.logprobs import Logprobs
+from specrt.runtime.sampling.verifier import DraftJudge, Judge, draft_probs
 from specrt.runtime.settings import Settings, settings_of
 from specrt.runtime.slots import LoadedModel, Place, Slot, SlotModel, SlotPool, head_engines
-from specrt.runtime.stops import StopWatch
 from specrt.runtime.stream import Emitted, Stream
-from specrt.runtime.text import Prompt, TextCodec
-from specrt.runtime.tuning import tuning_for
+from specrt.runtime.target import Draft, Target
+from specrt.runtime.text.codec import Prompt, TextCodec
+from specrt.runtime.text.stops import StopWatch
 
 
 def load(

@@ -5,7 +5,7 @@
 * Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
 * The rule is ``match`` when greedy, with a seed, when the draft does not sample (n-gram, none), or when it is on a
   device of its own; else ``block``.
-* Without a K, K and draft are chosen round by round (``specrt.runtime.adaptive``); the bundle's K is the most.
+* Without a K, K and draft are chosen round by round (``specrt.runtime.drafting.adaptive``); the bundle's K is the most.
 * A seed implies ``reproducible`` wherever the rule is ``match``.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specrt.engines.errors import UsageError
-from specrt.engines.heads import BLOCK, MATCH
 from specrt.engines.manifest import Manifest
+from specrt.engines.samplers import BLOCK, MATCH
 from specrt.runtime.options import GenerationOptions, LogitsProcessor
 
 # Numbers that a model's generation config may give too; their defaults are neutral.

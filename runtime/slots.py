@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specrt.engines.heads import head_contract
+from specrt.engines.contract import ModelSpec, model_contract
+from specrt.engines.interface import Engine
 from specrt.engines.load import CPU, load_engine
 from specrt.engines.manifest import ModelEntry
-from specrt.engines.seam import Engine
-from specrt.engines.spec import ModelSpec, model_contract
-from specrt.runtime.cached import CachedModel
-from specrt.runtime.heads import HeadEngines, SlotHeads
+from specrt.engines.samplers import head_contract
+from specrt.runtime.model import CachedModel
+from specrt.runtime.sampling.samplers import HeadEngines, SlotHeads
 
 
 @dataclass(frozen=True)

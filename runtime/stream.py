@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from specrt.runtime.logprobs import TokenLogprobs
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Watch
+from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.settings import Settings
-from specrt.runtime.stops import StopWatch
+from specrt.runtime.text.stops import StopWatch
 
 
 class Emitted(NamedTuple):

@@ -11,19 +11,19 @@ import pytest
 import torch
 
 import specrt
+from specrt.engines.contract import LOGITS
 from specrt.engines.errors import SpecrtError
+from specrt.engines.interface import Array
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.engines.seam import Array
-from specrt.engines.spec import LOGITS
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import find_source
-from specrt.runtime.predictor import Target
 from specrt.runtime.runtime import Runtime
-from specrt.tools.checks import Subject, check_bits, check_reference
-from specrt.tools.fetch import fetch
-from specrt.tools.prompts import encode_prompts, load_prompts
+from specrt.runtime.target import Target
+from specrt.tools.lab.models import fetch
+from specrt.tools.prompting.prompts import encode_prompts, load_prompts
+from specrt.tools.verify.checks import Subject, check_bits, check_reference
 
 pytestmark = pytest.mark.model
 

@@ -16,24 +16,24 @@ import numpy as np
 import pytest
 
 import specrt
-from specrt.engines.build import build
-from specrt.engines.device import open_device
+from specrt.engines.contract import LOGITS, model_contract
 from specrt.engines.errors import SpecrtError
+from specrt.engines.gpu.device import open_device
+from specrt.engines.interface import Array, Binding, write_pass
 from specrt.engines.manifest import LOGITS_TOLERANCE, manifest_from_bundle
-from specrt.engines.ort import OrtEngine
-from specrt.engines.seam import Array, Binding, write_pass
-from specrt.engines.spec import LOGITS, model_contract
-from specrt.engines.trt import TrtBuild, TrtEngine, open_build
+from specrt.engines.ort.cpu import OrtEngine
+from specrt.engines.trt.build import build
+from specrt.engines.trt.engine import TrtBuild, TrtEngine, open_build
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
-from specrt.tools.certificate import certify
 from specrt.tools.doctor import examine
-from specrt.tools.fetch import fetch
-from specrt.tools.gpu_rounds import measure
+from specrt.tools.lab.gpu_rounds import measure
+from specrt.tools.lab.models import fetch
 from specrt.tools.rounds import run_rounds
+from specrt.tools.verify.certificate import certify
 
 pytestmark = [pytest.mark.gpu, pytest.mark.model]
 

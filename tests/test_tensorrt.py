@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrt.engines.build import build
 from specrt.engines.errors import SpecrtError
-from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import LOGITS_TOLERANCE, manifest_from_bundle
-from specrt.engines.record import check_build
+from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.trt.build import build
+from specrt.engines.trt.record import check_build
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.tools.fetch import fetch
-from tests.exporter.passes_on_ort import Passes
+from specrt.tools.lab.models import fetch
+from tests.exporter.passes.passes_on_ort import Passes
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 

@@ -9,10 +9,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from specrt.engines.gpu import find_gpus
+from specrt.engines.gpu.discovery import find_gpus
 from specrt.engines.manifest import Manifest
-from specrt.engines.record import BuildRecord, check_build, engines_folder, record_from_bundle
-from specrt.engines.trt_library import LIBRARIES, load_library
+from specrt.engines.trt.library import LIBRARIES, load_library
+from specrt.engines.trt.record import BuildRecord, check_build, engines_folder, record_from_bundle
 
 
 def builds_of(bundle: Path, manifest: Manifest, check: bool) -> list[BuildRecord]:

@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from specrt.engines.errors import UsageError
-from specrt.runtime.logprobs import TokenLogprobs
 from specrt.runtime.options import Options
 from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.stream import Stream
-from specrt.tools.generation import print_settings
+from specrt.tools.prompting.options import print_settings
 
 HELP = (
     "/reset starts over, /stats shows the last answer's figures, /help this, /exit ends (so does Ctrl-D); "

@@ -11,8 +11,9 @@ import click
 
 from specrt import __version__
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.tools.failure import OneLine
-from specrt.tools.generation import (
+from specrt.tools.making import COMMANDS as MAKING
+from specrt.tools.measuring import COMMANDS as MEASURING
+from specrt.tools.prompting.options import (
     MAX_THREADS,
     generation_options,
     kind_of,
@@ -22,11 +23,10 @@ from specrt.tools.generation import (
     print_settings,
     prompt_of,
 )
-from specrt.tools.making import COMMANDS as MAKING
-from specrt.tools.measuring import COMMANDS as MEASURING
-from specrt.tools.outputs import OutputFile
-from specrt.tools.process import run_specrt
-from specrt.tools.streams import json_text
+from specrt.tools.terminal.failure import OneLine
+from specrt.tools.terminal.outputs import OutputFile
+from specrt.tools.terminal.process import run_specrt
+from specrt.tools.terminal.streams import json_text
 
 
 class _Cli(OneLine, click.Group):
@@ -122,7 +122,7 @@ def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> Non
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
-    from specrt.tools.certificate import certify, print_certificate
+    from specrt.tools.verify.certificate import certify, print_certificate
 
     certificate = certify(bundle, place_of(options), **options, tell=lambda line: click.echo(line, err=True))
     try:
@@ -149,8 +149,8 @@ def tune(bundle: Path, as_json: bool, **options: Any) -> None:
     Takes a minute or a few, beside no other work. The result is kept beside the bundle, as NAME.tuning.json.
     """
     from specrt.engines.codec import to_json
-    from specrt.tools.tune import print_tuning
-    from specrt.tools.tune import tune as run
+    from specrt.tools.tune.tune import print_tuning
+    from specrt.tools.tune.tune import tune as run
 
     tuning = run(bundle, **options)
     if as_json:
@@ -195,7 +195,7 @@ def doctor(as_json: bool) -> None:
 @click.argument("names", nargs=-1, required=True)
 def fetch(names: tuple[str, ...]) -> None:
     """Fetch small real models by NAME (smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma3-270m)."""
-    from specrt.tools.fetch import fetch as run
+    from specrt.tools.lab.models import fetch as run
 
     for name in names:
         click.echo(run(name))

@@ -16,19 +16,19 @@ from rich.markup import escape
 
 import specrt
 from specrt.engines.errors import BundleError, ResourceError
-from specrt.engines.files import write_text_file
-from specrt.engines.integrity import check_files
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.tools.bench import run_bench
-from specrt.tools.bench_tables import print_bench
-from specrt.tools.bench_types import Bench, Settings
-from specrt.tools.contenders import choose_contenders, needed_bytes, processes
-from specrt.tools.failure import Tool
-from specrt.tools.fetch import fetch
+from specrt.engines.storage.files import write_text_file
+from specrt.engines.storage.integrity import check_files
+from specrt.tools.bench.bench import run_bench
+from specrt.tools.bench.methods import choose_contenders, needed_bytes, processes
+from specrt.tools.bench.records import Bench, Settings
+from specrt.tools.bench.tables import print_bench
+from specrt.tools.lab.models import fetch
 from specrt.tools.machine import OMP_WAIT_POLICY, describe_machine, notes
-from specrt.tools.process import run_process
-from specrt.tools.progress import shown_steps
-from specrt.tools.prompts import choose_prompts
+from specrt.tools.prompting.prompts import choose_prompts
+from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.process import run_process
+from specrt.tools.terminal.progress import shown_steps
 
 # One that copies most of its prompt, one of code, and one where n-grams have nothing to find.
 CATEGORIES = "rewriting,code-completion,creative"
@@ -123,7 +123,7 @@ def _existing(plan: Plan) -> Manifest | None:
 
 
 def _export(plan: Plan, paths: Sequence[Path]) -> Manifest:
-    from specrt.tools.progress import quiet_libraries, shown_progress
+    from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 
     force = plan.bundle.exists()
     _announce(*_export_command(plan, paths), *(["--force"] if force else []))
@@ -161,7 +161,7 @@ def _bench(plan: Plan, manifest: Manifest) -> Bench:
     console.print(f"(here: one prompt of each category, {plan.repeats} times)")
     import psutil
 
-    from specrt.engines.cpu import available_cores
+    from specrt.engines.processor import available_cores
 
     contenders = choose_contenders(plan.names, manifest)
     needed = [needed_bytes(manifest, group) for group in processes(contenders)]

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from specrt import __version__
 from specrt.engines.codec import to_json
-from specrt.engines.cuda import INSTALL, open_cuda
 from specrt.engines.errors import BackendError, ResourceError
-from specrt.engines.gpu import Gpu, find_gpus
-from specrt.engines.trt_library import LIBRARIES, load_library
+from specrt.engines.gpu.discovery import Gpu, find_gpus
+from specrt.engines.gpu.driver import INSTALL, open_cuda
+from specrt.engines.trt.library import LIBRARIES, load_library
 
 # Distributions whose versions matter, and what brings them.
 _DISTRIBUTIONS = {

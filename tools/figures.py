@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from specrt.engines.buffers import allocated_bytes, plan_slot
 from specrt.engines.codec import to_json
+from specrt.engines.contract import model_contract, past_name, plan_buffers
 from specrt.engines.manifest import Manifest, ModelEntry
-from specrt.engines.plan import allocated_bytes, plan_slot
-from specrt.engines.record import BuildRecord
 from specrt.engines.resident import ResidentMemory, resident_memory
-from specrt.engines.spec import model_contract, past_name, plan_buffers
+from specrt.engines.trt.record import BuildRecord
 from specrt.runtime.result import Result
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specrt.engines.cpu import cpu_name
+from specrt.engines.processor import cpu_name
 
 VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
 QUIET_PERCENT = 10.0
@@ -74,7 +74,7 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
     """Watch the CPU for ``watch_seconds`` s, so call it before anything of ours runs."""
     import psutil
 
-    from specrt.engines.cpu import available_cores
+    from specrt.engines.processor import available_cores
 
     installed = {distribution.name for distribution in importlib.metadata.distributions()}
     versions = {name: importlib.metadata.version(name) for name in VERSIONED if name in installed}

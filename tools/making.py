@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specrt.tools.outputs import OUTPUT_FOLDER
+from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
 @click.command()
@@ -56,7 +56,7 @@ def export(**options: Any) -> None:
     text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
     target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
     """
-    from specrt.tools.progress import quiet_libraries, shown_progress
+    from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 
     quiet_libraries()
     from specrt.exporter.export import export as run
@@ -95,8 +95,8 @@ def export(**options: Any) -> None:
 @click.option("--force", is_flag=True, help="Replace engines that are there already.")
 def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
     """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
-    from specrt.engines.build import build as run
-    from specrt.tools.progress import shown_progress
+    from specrt.engines.trt.build import build as run
+    from specrt.tools.terminal.progress import shown_progress
 
     with shown_progress() as progress:
         record = run(bundle, backend, capabilities, force, progress, decode_profile)

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from specrt.engines.errors import UsageError
-from specrt.tools.generation import MAX_THREADS
-from specrt.tools.outputs import OUTPUT_FILE as OUTPUT
+from specrt.tools.prompting.options import MAX_THREADS
+from specrt.tools.terminal.outputs import OUTPUT_FILE as OUTPUT
 
 FILE = click.Path(path_type=Path)
 BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, plain."
@@ -19,7 +19,7 @@ BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, look
 @click.command()
 @click.argument("target")
 @click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram", help="The draft's config.")
-@click.option("--device", help="One of the table ('--device list' shows it), or a file of specrt.tools.calibrate.")
+@click.option("--device", help="One of the table ('--device list' shows it), or a file of specrt.tools.plan.calibrate.")
 @click.option("--bandwidth", type=float, help="GB/s, where no --device is given.")
 @click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, where no --device is given.")
 @click.option("--memory", type=float, help="GB, with --bandwidth and --tflops.")
@@ -37,11 +37,11 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
 
     TARGET and DRAFT are a hub id, a folder with a config.json, that file itself, or a .gguf file; no weight is read.
     """
-    from specrt.tools.progress import quiet_libraries
+    from specrt.tools.terminal.progress import quiet_libraries
 
     quiet_libraries()
-    from specrt.tools.plan import MAX_K, acceptance_from_file, make_plan, print_plan
-    from specrt.tools.sizes import DEFAULT_MAX_SEQ_LEN, Shape, cost_of
+    from specrt.tools.plan.plan import MAX_K, acceptance_from_file, make_plan, print_plan
+    from specrt.tools.plan.sizes import DEFAULT_MAX_SEQ_LEN, Shape, cost_of
 
     device = _device(options)
     if device is None:
@@ -66,7 +66,7 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
 
 def _device(options: dict[str, Any]) -> Any:
     """The device asked for, or None when only the table was wanted."""
-    from specrt.tools.roofline import device_table, find_device, vendor_device
+    from specrt.tools.plan.roofline import device_table, find_device, vendor_device
 
     name, figures = options["device"], (options["bandwidth"], options["tflops"])
     if name == "list":
@@ -98,10 +98,10 @@ def align(
 
     The target writes its own text; both models then read it, so that one run tells the acceptance at every K.
     """
-    from specrt.tools.align import align as run
-    from specrt.tools.align import print_alignment
-    from specrt.tools.progress import shown_steps
-    from specrt.tools.prompts import bench_prompts, prompts_from_file
+    from specrt.tools.align.align import align as run
+    from specrt.tools.align.align import print_alignment
+    from specrt.tools.prompting.prompts import bench_prompts, prompts_from_file
+    from specrt.tools.terminal.progress import shown_steps
 
     prompts = prompts_from_file(file) if file is not None else bench_prompts()
     prompts = prompts[: num_prompts or None]
@@ -145,7 +145,7 @@ def bench(bundle: Path, **options: Any) -> None:
 
     All contenders get the same prompt ids, threads and limits, take turns prompt by prompt, and their ids are compared.
     """
-    from specrt.tools.bench_run import run_command
+    from specrt.tools.bench.command import run_command
 
     run_command(bundle, **options)
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
-from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
 from specrt.exporter.passes.experts import lay_out_experts, pair_rows
 from specrt.exporter.passes.linear import unify_linears
 from specrt.exporter.passes.lm_head import read_tied_table

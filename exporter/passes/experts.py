@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from specrt.engines.seam import Array
+from specrt.engines.interface import Array
 from specrt.exporter.passes.graph import (
     FIRST_EXPERTS_INPUT,
     add_initializer,

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from specrt.engines.experts import Experts
-from specrt.engines.seam import Array
-from specrt.exporter.experts import EXPERTS_PER_TOKEN
+from specrt.engines.interface import Array
+from specrt.exporter.tracing.experts import EXPERTS_PER_TOKEN
 
 ATTENTION = "GroupQueryAttention"
 EXPERTS = ("MoE", "QMoE")  # inputs: tokens, router logits, then what is stored of the experts

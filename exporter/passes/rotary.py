@@ -14,8 +14,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnxscript.rewriter.ort_fusions.rotary_embedding import fuse_rotary_embedding
 
-from specrt.engines.seam import Array
-from specrt.engines.spec import POSITION_IDS
+from specrt.engines.contract import POSITION_IDS
+from specrt.engines.interface import Array
 from specrt.exporter.passes.graph import add_initializer, ancestors, attention_nodes, inline_functions, producer
 
 _FUSED = "RotaryEmbedding"

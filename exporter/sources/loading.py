@@ -19,7 +19,7 @@ from specrt.engines.progress import Progress, Silent
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
-from specrt.exporter.sources.gguf_mapping import map_gguf_names
+from specrt.exporter.sources.gguf.mapping import map_gguf_names
 from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
 from specrt.exporter.sources.unread import is_computed_buffer, split_unread

@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 from specrt.engines.errors import SourceError, SpecrtError
 from specrt.exporter.sources.checkpoint import Checkpoint, finder, open_checkpoint, refuse_lfs_pointer, weight_files
 from specrt.exporter.sources.ending import read_generation_config
-from specrt.exporter.sources.gguf_file import is_gguf_name
-from specrt.exporter.sources.gguf_source import GgufSource, gguf_in
+from specrt.exporter.sources.gguf.file import is_gguf_name
+from specrt.exporter.sources.gguf.source import GgufSource, gguf_in
 from specrt.exporter.sources.hub_files import fetch_tokenizer_files, optional_bytes
 from specrt.exporter.sources.prequantized.methods import Prequantized, find_prequantized
 from specrt.exporter.tokenizer import load_tokenizer

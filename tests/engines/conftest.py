@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.gpu_twin import Twin
-from tests.engines.noisy_pair import BACKENDS, K
+from tests.engines.gpu.simulated_gpu import Twin
+from tests.engines.numpy_samplers.noisy_pair import BACKENDS, K
 
 
 @pytest.fixture(scope="session")

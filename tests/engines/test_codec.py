@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrt.engines.codec import from_json, to_json
-from specrt.engines.spec import KVLayer, ModelSpec, TensorSpec
+from specrt.engines.contract import KVLayer, ModelSpec, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specrt.engines import oracle
-from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
-from specrt.engines.seam import Array, Binding
-from specrt.engines.spec import (
+from specrt.engines import numpy_samplers
+from specrt.engines.contract import (
     INPUT_IDS,
     LOGITS,
     NUM_ACCEPTED,
@@ -22,6 +20,8 @@ from specrt.engines.spec import (
     TOKENS,
     TOTAL_SEQUENCE_LENGTH,
 )
+from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
+from specrt.engines.interface import Array, Binding
 
 SPEC = fake_spec(vocab_size=64, max_seq_len=32, k=4, max_width=8)
 
@@ -49,8 +49,8 @@ def argmax(binding: Binding, rows: int) -> list[int]:
 
 def match(logits: Array, row_ids: Array) -> tuple[Array, int]:
     """Tokens and accepted count of rows [R, V] that follow ``row_ids`` [R], by the oracle."""
-    tokens = oracle.greedy(logits)
-    return tokens, oracle.match(tokens, row_ids[1:])
+    tokens = numpy_samplers.greedy(logits)
+    return tokens, numpy_samplers.match(tokens, row_ids[1:])
 
 
 def slow_match(logits: Array, row_ids: Array) -> tuple[list[int], int]:

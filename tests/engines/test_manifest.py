@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from specrt.engines.contract import model_contract
 from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
 from specrt.engines.fake import fake_spec
-from specrt.engines.heads import HEAD_NAMES
 from specrt.engines.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -25,7 +25,7 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
     manifest_text,
 )
-from specrt.engines.spec import model_contract
+from specrt.engines.samplers import HEAD_NAMES
 
 
 def model_entry(folder: str, heads: str) -> ModelEntry:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from specrt.engines.buffers import allocated_bytes, plan_slot
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.plan import allocated_bytes, plan_slot
-from specrt.engines.record import BuildRecord, EngineEntry
 from specrt.engines.resident import resident_memory
+from specrt.engines.trt.record import BuildRecord, EngineEntry
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.tiny import save_tiny_model
@@ -24,8 +24,8 @@ _MEASURE = """
 import json, sys
 from pathlib import Path
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.ort import OrtEngine
-from specrt.engines.spec import model_contract
+from specrt.engines.ort.cpu import OrtEngine
+from specrt.engines.contract import model_contract
 
 def anonymous_bytes():
     lines = Path("/proc/self/status").read_text().splitlines()

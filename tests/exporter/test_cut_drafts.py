@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import specrt
-from specrt.engines.build import _jobs
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
 from specrt.engines.resident import resident_memory
+from specrt.engines.trt.build import _jobs
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from tests.exporter.architectures import VOCAB_SIZE, tiny_model
+from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
 from tests.tiny import save_tiny_model
 
 IDS = np.random.default_rng(0).integers(3, VOCAB_SIZE, 20)

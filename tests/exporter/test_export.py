@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import specrt
-from specrt.engines.heads import HEAD_NAMES
-from specrt.engines.integrity import check_files
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.exporter.reference import graph_logits
+from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.storage.integrity import check_files
+from specrt.exporter.parity.reference import graph_logits
 from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, export_tiny, load_heads
 
 

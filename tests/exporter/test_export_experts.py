@@ -14,7 +14,7 @@ import specrt
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.tools.sizes import Shape, cost_of
+from specrt.tools.plan.sizes import Shape, cost_of
 from tests.tiny import save_tiny_model, tiny_llama_config
 
 PROMPT, NUM_NEW, K = [5, 6, 7, 8], 40, 4
@@ -23,7 +23,13 @@ PROMPT, NUM_NEW, K = [5, 6, 7, 8], 40, 4
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = tiny_llama_config().to_dict()
-    names: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    names: tuple[str, ...] = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
     names += ("num_key_value_heads", "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id")
     config = MixtralConfig(**{name: settings[name] for name in names}, num_local_experts=8, num_experts_per_tok=2)
     return save_tiny_model(tmp_path_factory.mktemp("mixtral"), config)
@@ -33,7 +39,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With int4 weights of itself as the draft, so that rounds reject too."""
     output = tmp_path_factory.mktemp("bundles") / "mixtral"
-    options: dict[str, Any] = {"draft": "self:int4", "num_speculative_tokens": K, "max_seq_len": 96, "prefill_chunk": 16}
+    options: dict[str, Any] = {
+        "draft": "self:int4",
+        "num_speculative_tokens": K,
+        "max_seq_len": 96,
+        "prefill_chunk": 16,
+    }
     export(ExportOptions(target=str(source), output=output, **options))
     return output
 

@@ -13,13 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import specrt
-from specrt.engines.heads import HEAD_NAMES
-from specrt.engines.integrity import check_files
 from specrt.engines.manifest import DraftEntry, manifest_from_bundle
-from specrt.engines.oracle import filtered
+from specrt.engines.numpy_samplers import filtered
+from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.storage.integrity import check_files
 from specrt.exporter.bundle import file_entries, write_manifest
-from specrt.exporter.heads import write_heads
-from specrt.exporter.reference import graph_logits
+from specrt.exporter.parity.reference import graph_logits
+from specrt.exporter.samplers import write_heads
 from tests.exporter.tiny_pair import K, export_tiny, load_heads, set_generation_config
 from tests.tiny import tiny_tokenizer
 

@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import specrt
+from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
 from specrt.engines.errors import (
     BackendError,
     ParityError,
 )
-from specrt.engines.integrity import check_files
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.spec import STANDARD_DIALECT, ModelSpec
+from specrt.engines.storage.integrity import check_files
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.precision import FLOAT16_MAX, expected_logits, largest_activation
-from specrt.exporter.reference import check_parity, graph_logits, reference_logits
+from specrt.exporter.parity.precision import FLOAT16_MAX, expected_logits, largest_activation
+from specrt.exporter.parity.reference import check_parity, graph_logits, reference_logits
 from tests.exporter.tiny_pair import K, export_tiny
 from tests.tiny import save_tiny_model, tiny_llama_config
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.reference import MIN_DISTINCT_IDS, reference_ids
+from specrt.exporter.parity.reference import MIN_DISTINCT_IDS, reference_ids
 from specrt.exporter.tokenizer import load_tokenizer, write_tokenizer
-from specrt.runtime.text import TextCodec
+from specrt.runtime.text.codec import TextCodec
 from tests.tiny import BOS, CHAT_TEMPLATE, EOS, save_tiny_model, tiny_tokenizer
 
 VOCAB_SIZE = 320

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.heads import head_contract
 from specrt.engines.manifest import Manifest, ModelEntry
-from specrt.engines.ort import OrtEngine
+from specrt.engines.ort.cpu import OrtEngine
+from specrt.engines.samplers import head_contract
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.tiny import save_tiny_model

@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from specrt.engines.contract import ROWS, Contract, ModelSpec, model_contract
 from specrt.engines.fake import FakeHead, NextToken, fake_spec
-from specrt.engines.heads import HEAD_NAMES, head_contract
-from specrt.engines.integrity import sha256_of
+from specrt.engines.interface import Engine as AnyEngine
 from specrt.engines.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
@@ -23,8 +23,8 @@ from specrt.engines.manifest import (
     TokenizerEntry,
     manifest_text,
 )
-from specrt.engines.seam import Engine as AnyEngine
-from specrt.engines.spec import ROWS, Contract, ModelSpec, model_contract
+from specrt.engines.samplers import HEAD_NAMES, head_contract
+from specrt.engines.storage.integrity import sha256_of
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime
 from tests.runtime.fakes import Engine, hashed, hashed_logits, noisy

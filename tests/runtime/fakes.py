@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
 from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
-from specrt.engines.seam import Array
-from specrt.engines.spec import INPUT_IDS, ModelSpec, past_name
-from specrt.runtime.cached import CachedModel
-from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
-from specrt.runtime.heads import HeadEngines
-from specrt.runtime.judge import DraftJudge, Judge, draft_probs
-from specrt.runtime.predictor import Draft, Target
+from specrt.engines.interface import Array
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.model import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.sampling.samplers import HeadEngines
+from specrt.runtime.sampling.verifier import DraftJudge, Judge, draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
+from specrt.runtime.target import Draft, Target
 
 VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
 POISON = 1_000_003.0

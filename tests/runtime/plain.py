@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrt.engines.heads import WITHIN
-from specrt.engines.seam import Array
+from specrt.engines.interface import Array
+from specrt.engines.samplers import WITHIN
+from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
-from specrt.runtime.uniforms import Uniforms
 from tests.runtime.fakes import Logits
 
 ROUNDING = 1e-6  # closer to an edge than this, fp32 may decide otherwise

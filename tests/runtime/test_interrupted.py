@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.seam import Array
+from specrt.engines.interface import Array
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.slots import Slot
 from tests.runtime.bundles import DRAFT, PROMPT, WAYS, Backend, Open, alone, num_slots, shown

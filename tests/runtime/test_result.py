@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from specrt.runtime.logprobs import TokenLogprobs
 from specrt.runtime.result import Result, Stats
+from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.settings import Settings
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specrt.engines.contract import ModelSpec
 from specrt.engines.fake import fake_spec
-from specrt.engines.spec import ModelSpec
-from specrt.runtime.cached import CachedModel
-from specrt.runtime.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.model import CachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
 from tests.runtime.fakes import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specrt.runtime.drafters import ModelDrafter
+from specrt.runtime.drafting.drafters import ModelDrafter
 from tests.runtime.fakes import (
     ALL_K,
     PROMPT,

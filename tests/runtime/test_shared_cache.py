@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import specrt
+from specrt.engines.buffers import plan_slot
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.plan import plan_slot
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.runtime.cached import CachedModel
+from specrt.runtime.model import CachedModel
 from specrt.runtime.runtime import Runtime
 from tests.tiny import save_tiny_model
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.bench import run_bench
-from specrt.tools.bench_types import Bench, Settings
-from specrt.tools.contenders import (
+from specrt.tools.bench.bench import run_bench
+from specrt.tools.bench.methods import (
     choose_contenders,
 )
-from specrt.tools.prompts import Prompt
-from tests.tools.benches import MACHINE, PROMPTS
+from specrt.tools.bench.records import Bench, Settings
+from specrt.tools.prompting.prompts import Prompt
+from tests.tools.bench.benches import MACHINE, PROMPTS
 
 
 @pytest.fixture(scope="session")

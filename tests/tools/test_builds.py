@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from specrt.engines.record import engines_folder
+from specrt.engines.trt.record import engines_folder
 from specrt.tools.cli import main
 
 

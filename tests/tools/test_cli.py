@@ -11,8 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import specrt
-from specrt.tools import acceptance, calibrate, demo, head_share, identity, overhead, readme_table, steps
+from specrt.tools import demo
 from specrt.tools.cli import main
+from specrt.tools.lab import acceptance, identity, overhead, sampler_share, steps
+from specrt.tools.plan import calibrate
+from specrt.tools.report import readme_table
 from tests.tools.commands import invoke, one_error_line
 
 COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch", "bench", "align", "plan"]
@@ -20,7 +23,7 @@ TOOLS = {
     "identity": identity.main,
     "demo": demo.main,
     "acceptance": acceptance.main,
-    "head_share": head_share.main,
+    "head_share": sampler_share.main,
     "overhead": overhead.main,
     "steps": steps.main,
     "calibrate": calibrate.main,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specrt.engines import integrity
-from specrt.runtime.predictor import Target
-from specrt.tools import identity
+from specrt.engines.storage import integrity
+from specrt.runtime.target import Target
+from specrt.tools.lab import identity
 from tests.tools.commands import invoke, one_error_line
 
 

@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from specrt.engines.errors import BackendError
-from specrt.engines.gpu import Gpu
-from specrt.engines.trt_library import LIBRARIES
+from specrt.engines.gpu.discovery import Gpu
+from specrt.engines.trt.library import LIBRARIES
 from specrt.tools import doctor
 from specrt.tools.cli import main
 from specrt.tools.doctor import Ability, Diagnosis, examine
-from tests.engines.simulated_cuda import SimulatedCuda
+from tests.engines.gpu.simulated_cuda import SimulatedCuda
 
 GPU = Gpu("NVIDIA L4", "8.9", "580.65.06", 24 << 30)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from specrt.tools.bench_tables import remarks
-from specrt.tools.bench_types import Bench
+from specrt.tools.bench.records import Bench
+from specrt.tools.bench.tables import remarks
 from specrt.tools.demo import _tell_result
 from specrt.tools.machine import QUIET_PERCENT, Machine, Watch, _cpu_seconds, notes
-from tests.tools.benches import MACHINE
+from tests.tools.bench.benches import MACHINE
 
 
 def test_a_machine_that_is_busy_before_is_told() -> None:

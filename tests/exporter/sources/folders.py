@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from specrt.exporter.sources.loading import load_model
 from specrt.exporter.sources.source import Source
-from tests.exporter.architectures import tiny_model
+from tests.exporter.tracing.architectures import tiny_model
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS = "model.safetensors"
 
 
 def save_model(folder: Path, name: str = "llama", **overrides: Any) -> Path:
-    """A random model of a row of ``tests.exporter.architectures``, without a tokenizer."""
+    """A random model of a row of ``tests.exporter.tracing.architectures``, without a tokenizer."""
     tiny_model(name, **overrides).save_pretrained(folder)
     return folder
 

@@ -18,7 +18,7 @@ from specrt.engines.errors import SourceError
 from specrt.exporter.sources.ending import eos_ids, generation_defaults, read_generation_config
 from specrt.exporter.sources.hub_files import optional_file
 from specrt.exporter.sources.source import Source, find_source
-from tests.exporter.sources.gguf_files import config_of, model_of, write_gguf
+from tests.exporter.sources.gguf.gguf_files import config_of, model_of, write_gguf
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
 

@@ -16,9 +16,9 @@ from specrt.engines.errors import SourceError
 from specrt.exporter.sources.checkpoint import open_checkpoint
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of
 from specrt.exporter.sources.loading import load_model
-from tests.exporter.architectures import tiny_model
 from tests.exporter.sources.folders import WEIGHTS, Tensors, change_weights, load, save_model, source_of
-from tests.exporter.sources.gguf_models import write_gguf
+from tests.exporter.sources.gguf.gguf_models import write_gguf
+from tests.exporter.tracing.architectures import tiny_model
 
 Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.q_proj.weight"
 

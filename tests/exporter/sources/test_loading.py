@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, BertConfig, MixtralConfig
 
 from specrt.engines.errors import SourceError
 from specrt.exporter.sources.loading import load_model
-from tests.exporter.architectures import ROWS, tiny_model
 from tests.exporter.sources.folders import Tensors, change_config, change_weights, load, save_model, source_of
-from tests.exporter.sources.gguf_models import write_gguf
+from tests.exporter.sources.gguf.gguf_models import write_gguf
+from tests.exporter.tracing.architectures import ROWS, tiny_model
 
 PACKED = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
 

@@ -1,0 +1,103 @@
+"""The memory of one slot, planned: every buffer that target, draft and heads bind, before anything is allocated.
+
+Follows the way in which slots are opened: a model owns its inputs, logits and KV; every head is opened on the model's
+buffers and on what earlier heads left, by tensor name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from specrt.engines.contract import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
+from specrt.engines.gpu.device import READ_BYTES, UPLOAD_BYTES, aligned
+from specrt.engines.load import CPU, choose_backend, choose_device
+from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.samplers import HOST_WRITTEN, MATCH, head_contract
+
+
+@dataclass(frozen=True)
+class PlannedBuffer:
+    """One bound tensor, ``owner/tensor``, at its largest shape; with an ``alias`` it lies in that buffer's memory."""
+
+    name: str
+    num_bytes: int
+    alias: str | None
+    owner: str
+
+
+def plan_slot(
+    manifest: Manifest,
+    backend: str,
+    heads: Sequence[str] = (MATCH,),
+    device: str | None = None,
+    scratch_bytes: int = 0,
+) -> tuple[PlannedBuffer, ...]:
+    """The buffers of a slot with its draft and these ``heads`` of both models, opened in this order.
+
+    The backends of a bundle bind the same contract. On a device, what the host writes for a graph lies in one
+    ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
+    ``scratch``, whose size only loaded engines can tell. Raises ``BackendError`` for a backend or device that the
+    bundle is not for.
+    """
+    is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
+    target, draft = manifest.target, manifest.draft.model
+    vocab_size = target.spec.vocab_size
+    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads, {})
+    if manifest.draft.kind != "ngram":
+        lent = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
+        plan += _plan_model("draft", draft or target, 1, vocab_size, heads, lent)
+    if is_on_device:
+        areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
+        plan = [
+            *_with_mailboxes(plan),
+            *(PlannedBuffer(f"device/{n}", size, None, "device") for n, size in areas.items()),
+        ]
+    return tuple(plan)
+
+
+def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
+    """Bytes that the plan takes: those of buffers with memory of their own."""
+    return sum(buffer.num_bytes for buffer in plan if buffer.alias is None)
+
+
+def _plan_model(
+    role: str, entry: ModelEntry, head_rows: int, vocab_size: int, heads: Sequence[str], lent: dict[str, str]
+) -> list[PlannedBuffer]:
+    """``lent``: memory of another model by the name of the tensor that lies in it."""
+    plan = _plan_graph(role, model_contract(entry.spec), lent)
+    memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
+    for head in heads:
+        owner = f"{role}/{head}"
+        contract = head_contract(head, replace(entry.spec, max_rows=head_rows), vocab_size)
+        plan += _plan_graph(owner, contract, memory)
+        for tensor in (*contract.inputs, *contract.outputs):
+            memory.setdefault(tensor.name, f"{owner}/{tensor.name}")
+    return plan
+
+
+def _cache_of(entry: ModelEntry) -> list[str]:
+    return [tensor.alias for tensor in model_contract(entry.spec).outputs if tensor.alias is not None]
+
+
+def _with_mailboxes(plan: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:
+    """Tensors that the host writes lie in the mailbox of the graph that owns them."""
+    mailboxes: dict[str, int] = {}
+    placed = []
+    for buffer in plan:
+        if buffer.alias is None and buffer.name.removeprefix(f"{buffer.owner}/") in HOST_WRITTEN:
+            mailboxes[buffer.owner] = mailboxes.get(buffer.owner, 0) + aligned(buffer.num_bytes)
+            placed.append(replace(buffer, alias=f"{buffer.owner}/mailbox"))
+        else:
+            placed.append(buffer)
+    return [*placed, *(PlannedBuffer(f"{owner}/mailbox", size, None, owner) for owner, size in mailboxes.items())]
+
+
+def _plan_graph(owner: str, contract: Contract, memory: dict[str, str]) -> list[PlannedBuffer]:
+    plan = []
+    for tensor in (*contract.inputs, *contract.outputs):
+        num_bytes = prod(tensor.resolve(contract.limits)) * ITEM_BYTES[tensor.dtype]
+        alias = f"{owner}/{tensor.alias}" if tensor.alias else memory.get(tensor.name)
+        plan.append(PlannedBuffer(f"{owner}/{tensor.name}", num_bytes, alias, owner))
+    return plan

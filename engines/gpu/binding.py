@@ -1,0 +1,168 @@
+"""A slot's tensors on a device: allocated once, bound once; the part of a binding that knows no library."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
+from specrt.engines.gpu.device import Device, DeviceArray, aligned, encoded
+from specrt.engines.interface import Array, Memory, begins_with
+from specrt.engines.samplers import HOST_WRITTEN
+
+_FEW_ITEMS = 16  # more single items are sent as the whole tensor
+
+
+class DeviceBinding:
+    """See ``specrt.engines.interface.Binding``. Backends give ``_launch``; the lock of the device is held around it.
+
+    What the host writes lies in one block, the mailbox, which goes to the device by one copy.
+    """
+
+    is_late = True
+
+    def __init__(self, device: Device, contract: Contract, shared: Mapping[str, Any]) -> None:
+        self.device, self.contract = device, contract
+        self._tensors: dict[str, DeviceArray] = {}
+        self._owned: list[int] = []
+        self._last = (1, 1)
+        self._is_open = True
+        own = []
+        for buffer in plan_buffers(contract, frozenset(shared)):
+            if buffer.owner == "shared":
+                self._tensors[buffer.name] = self._checked(buffer, shared[buffer.name])
+            else:
+                own.append(buffer)
+        self._allocate([buffer for buffer in own if buffer.name not in HOST_WRITTEN])
+        self._mail_address, self._mail = self._allocate_mailbox([b for b in own if b.name in HOST_WRITTEN])
+        self.host: Mapping[str, Array] = {
+            name: tensor.mirror for name, tensor in self._tensors.items() if tensor.mirror is not None
+        }
+
+    @property
+    def memory(self) -> Mapping[str, Memory]:
+        """See ``Binding.memory``."""
+        return self._tensors
+
+    def _checked(self, buffer: Buffer, memory: Any) -> DeviceArray:
+        if not isinstance(memory, DeviceArray) or memory.device is not self.device:
+            raise ValueError(f"shared buffer {buffer.name}: got memory of another device, expected this one's")
+        if memory.dtype != buffer.dtype or not begins_with(memory.shape, buffer.shape):
+            raise ValueError(
+                f"shared buffer {buffer.name}: got {memory.dtype}{list(memory.shape)}, "
+                f"expected {buffer.dtype}{list(buffer.shape)}"
+            )
+        return memory
+
+    def _allocate(self, buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            self._owned.append(self.device.allocate(buffer.num_bytes))
+            self._tensors[buffer.name] = DeviceArray(self.device, self._owned[-1], buffer.shape, buffer.dtype)
+
+    def _allocate_mailbox(self, buffers: Sequence[Buffer]) -> tuple[int, Array]:
+        sizes = [aligned(buffer.num_bytes) for buffer in buffers]
+        mail = np.zeros(sum(sizes), np.uint8)
+        if not buffers:
+            return 0, mail
+        address = self.device.allocate(mail.size)
+        self._owned.append(address)
+        for buffer, start in zip(buffers, itertools.accumulate([0, *sizes[:-1]]), strict=True):
+            mirror = mail[start : start + buffer.num_bytes].view(buffer.dtype).reshape(buffer.shape)
+            self._tensors[buffer.name] = DeviceArray(self.device, address + start, buffer.shape, buffer.dtype, mirror)
+        return address, mail
+
+    def upload(self, *names: str) -> None:
+        """See ``Binding.upload``."""
+        if not names and self._mail.size:
+            self.device.upload(self._mail_address, self._mail)
+        for name in names:
+            tensor = self._tensors[name]
+            self.device.upload(tensor.address, self.host[name])
+
+    def upload_items(self, name: str, indices: Sequence[int]) -> None:
+        """See ``Binding.upload_items``."""
+        if len(indices) > _FEW_ITEMS:
+            return self.upload(name)
+        address, mirror = self._tensors[name].address, self.host[name]
+        for index in indices:
+            self.device.upload(address + index * mirror.itemsize, mirror[index : index + 1])
+        return None
+
+    def write(self, name: str, values: Array) -> None:
+        """See ``Binding.write``."""
+        tensor = self._tensors[name]
+        if not begins_with(tensor.shape, values.shape):
+            raise ValueError(f"{name}: got values of shape {list(values.shape)}, expected rows of {list(tensor.shape)}")
+        if tensor.mirror is not None:
+            tensor.mirror[: len(values)] = values
+        self.device.upload(tensor.address, encoded(values, tensor.dtype))
+
+    def take(self, name: str, start: int, source: Any) -> None:
+        """See ``Binding.take``."""
+        tensor = self._tensors[name]
+        first = start * (tensor.num_bytes // int(np.prod(tensor.shape)))
+        if source.dtype != tensor.dtype or first + source.num_bytes > tensor.num_bytes:
+            raise ValueError(f"{name}: {source.dtype}{list(source.shape)} at item {start} is not part of it")
+        self.device.copy(tensor.address + first, source.address, source.num_bytes)
+
+    def run(self, width: int, rows: int) -> None:
+        """See ``Binding.run``."""
+        if not self._is_open:
+            raise RuntimeError("this binding is closed")
+        limits = self.contract.limits
+        if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
+            raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
+        with self.device.lock:
+            self._launch(width, rows)
+        self._last = (width, rows)
+
+    def _launch(self, width: int, rows: int) -> None:
+        raise NotImplementedError
+
+    def read(self, *names: str) -> list[Array]:
+        """See ``Binding.read``."""
+        return self.device.read([self._part(name) for name in names])
+
+    def mark(self, number: int) -> None:
+        """See ``Binding.mark``. The marks are the device's: of all bindings, one at a time uses them."""
+        with self.device.lock:
+            self.device.api.mark(number)
+
+    def elapsed_ms(self) -> float:
+        """See ``Binding.elapsed_ms``."""
+        return self.device.api.elapsed_ms()
+
+    def _part(self, name: str) -> DeviceArray:
+        """What a pass uses of a tensor: the copy to the host is no longer than that."""
+        tensor, spec = self._tensors[name], self._spec(name)
+        width, rows = self._last
+        shape = spec.resolve({**self.contract.limits, WIDTH: width, ROWS: rows})
+        return DeviceArray(self.device, tensor.address, shape, tensor.dtype)
+
+    def _spec(self, name: str) -> TensorSpec:
+        return next(t for t in (*self.contract.inputs, *self.contract.outputs) if t.name == name)
+
+    def address(self, tensor: TensorSpec) -> int:
+        """Where a tensor lies; an output that is an alias, where its input does."""
+        return self._tensors[tensor.alias or tensor.name].address
+
+    def shapes(self, width: int, rows: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each input in a pass."""
+        dims = {WIDTH: width, ROWS: rows, CAPACITY: self.contract.limits[CAPACITY]}
+        return {tensor.name: tensor.resolve(dims) for tensor in self.contract.inputs}
+
+    def close(self) -> None:
+        """See ``Binding.close``."""
+        if self._is_open:
+            self._is_open = False
+            self._release()
+            self.device.free(self._owned)
+            self._owned.clear()
+            self._tensors.clear()
+            self.host = {}
+
+    def _release(self) -> None:
+        """Give up what a backend keeps for the binding; work that uses it may be under way."""

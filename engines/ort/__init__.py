@@ -1,0 +1,1 @@
+"""ONNX Runtime: the CPU provider and the CUDA provider."""

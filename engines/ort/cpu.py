@@ -1,0 +1,147 @@
+"""ONNX Runtime behind the seam, on the CPU provider.
+
+Every input and output is bound to memory that the binding owns; KV outputs are bound to the memory of their inputs, so
+``GroupQueryAttention`` appends in place. One ``IOBinding`` for each (width, rows) that recurs is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
+from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.interface import Array, HostBinding, SlotEngine, allocate, check_shared
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise BackendError(
+        "backend onnxruntime: the library onnxruntime is not installed; install it with 'pip install \"specrt[cpu]\"'"
+    ) from error
+
+_ORT_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+}
+
+
+def session_options(threads: int, prepack: bool) -> Any:
+    """Options of every session: quiet, one pass at a time, no threads that spin while others work."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Threads of an idle session must not spin: draft and target take turns on the same cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Graphs for TensorRT are checked here too: stored integers are widened at load, and no activation is rounded.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _closed(shape: Sequence[Dim | None], expected: tuple[str, tuple[Dim, ...]] | None) -> tuple[Dim | None, ...]:
+    """A graph's shape, where it leaves a dimension open with the one that the contract has there."""
+    if expected is None or len(shape) != len(expected[1]):
+        return tuple(shape)
+    return tuple(dim if isinstance(dim, int) else wanted for dim, wanted in zip(shape, expected[1], strict=True))
+
+
+def check_graph(session: Any, contract: Contract, graph: Path) -> None:
+    """Raise ``BundleError`` unless the session's graph has the inputs and outputs of ``contract``."""
+    for kind, tensors, nodes in (
+        ("inputs", contract.inputs, session.get_inputs()),
+        ("outputs", contract.outputs, session.get_outputs()),
+    ):
+        expected = {tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}
+        found = {n.name: (_ORT_TYPES.get(n.type, n.type), _closed(n.shape, expected.get(n.name))) for n in nodes}
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                raise BundleError(
+                    f"{graph}: {kind} differ from the contract at {name}: "
+                    f"got {found.get(name)}, expected {expected.get(name)}; export the bundle again"
+                )
+
+
+class OrtEngine(SlotEngine["OrtBinding"]):
+    """A graph and its weights in an ONNX Runtime session.
+
+    ``prepack=False`` reads the weights from the mapped file instead of copying them into the kernels' layout: half the
+    memory, and passes of several rows take about twice as long.
+
+    Raises ``BundleError`` when the graph cannot be loaded or does not have the inputs and outputs of ``contract``.
+    """
+
+    def __init__(self, graph: Path, contract: Contract, threads: int, prepack: bool = True) -> None:
+        super().__init__()
+        self.contract = contract
+        try:
+            self.session = ort.InferenceSession(
+                str(graph), session_options(threads, prepack), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base of their own
+            reason = str(error).splitlines()[0]
+            raise BundleError(
+                f"{graph}: onnxruntime {ort.__version__} cannot load it ({reason}); export it again"
+            ) from error
+        check_graph(self.session, contract, graph)
+
+    def _bind_slot(self, slot: int, shared: Mapping[str, Array]) -> OrtBinding:
+        return OrtBinding(self, slot, shared)
+
+
+class OrtBinding(HostBinding):
+    """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
+
+    # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.
+    KEPT_WIDTHS = 64
+
+    def __init__(self, engine: OrtEngine, slot: int, shared: Mapping[str, Array]) -> None:
+        self._engine, self._slot = engine, slot
+        self._buffers: dict[str, Array] = {}
+        for buffer in plan_buffers(engine.contract, frozenset(shared)):
+            if buffer.owner == "shared":
+                check_shared(buffer.name, shared[buffer.name], buffer.shape, buffer.dtype)
+                self._buffers[buffer.name] = shared[buffer.name]
+            else:
+                self._buffers[buffer.name] = allocate(buffer.shape, buffer.dtype)
+        self.host: Mapping[str, Array] = MappingProxyType(self._buffers)
+        self._bound: dict[tuple[int, int], Any] = {}
+        self._session: Any = engine.session
+
+    def _bind(self, width: int, rows: int) -> Any:
+        limits = self._engine.contract.limits
+        if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
+            raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
+        dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
+        io = self._session.io_binding()
+        for tensor in self._engine.contract.inputs:
+            array = self._buffers[tensor.name]
+            io.bind_input(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
+        for tensor in self._engine.contract.outputs:
+            array = self._buffers[tensor.alias or tensor.name]
+            io.bind_output(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
+        if width <= self.KEPT_WIDTHS or width == limits[WIDTH]:
+            self._bound[width, rows] = io
+        return io
+
+    def run(self, width: int, rows: int) -> None:
+        """See ``specrt.engines.interface.Binding.run``."""
+        if self._session is None:
+            raise RuntimeError("this binding is closed")
+        io = self._bound.get((width, rows)) or self._bind(width, rows)
+        self._session.run_with_iobinding(io)
+
+    def close(self) -> None:
+        """See ``specrt.engines.interface.Binding.close``."""
+        if self._session is not None:
+            self._session = None
+            self._bound.clear()
+            self._buffers.clear()
+            self._engine.close_slot(self._slot)

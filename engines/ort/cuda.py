@@ -1,0 +1,135 @@
+"""ONNX Runtime's CUDA provider behind the seam, on memory that is ours, in the one stream that all work goes to.
+
+No CUDA graphs: ``GroupQueryAttention`` wants ``total_sequence_length`` on the host and chooses its kernels by it, so a
+graph would repeat the length it was captured with; and to replay one, ONNX Runtime 1.32 waits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from specrt.engines.contract import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
+from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.gpu.binding import DeviceBinding
+from specrt.engines.gpu.device import open_device
+from specrt.engines.interface import Array, SlotEngine
+from specrt.engines.ort.cpu import OrtBinding, check_graph, session_options
+
+_CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+_INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+_HALF = ("float16", "bfloat16")
+
+
+class OrtCudaEngine(SlotEngine["OrtCudaBinding"]):
+    """A graph and its weights on the GPU.
+
+    Raises ``BackendError`` where the provider is missing or not in force, or the bundle's dtype has no kernels there;
+    ``BundleError`` when the graph cannot be loaded or is not that of ``contract``.
+    """
+
+    def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
+        super().__init__()
+        self.contract, self.device = contract, open_device()
+        _check_dtype(graph, contract)
+        if _CUDA not in ort.get_available_providers():
+            raise BackendError(
+                f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(ort.get_available_providers())}; "
+                f"{_INSTALL}"
+            )
+        self.session, not_strict = self._open(graph, threads)
+        providers = self.session.get_providers()
+        if providers[:1] != [_CUDA]:
+            raise BackendError(
+                f"device cuda: asked for {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
+                f"of another version, see 'specrt doctor'"
+            )
+        if not_strict is not None:
+            line = f"{graph}: some of it runs on the CPU and is copied in every pass ({not_strict}); expect slow rounds"
+            warnings.warn(line, stacklevel=2)
+        check_graph(self.session, contract, graph)
+        self.options = ort.RunOptions()
+        self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
+        """A session without nodes on the CPU; where that cannot be, one with some, and the reason."""
+        try:
+            return self._session(graph, threads, strict=True), None
+        except Exception as error:  # onnxruntime's exceptions share no base of their own
+            reason = str(error).splitlines()[0]
+        try:
+            return self._session(graph, threads, strict=False), reason
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise BundleError(
+                f"{graph}: onnxruntime {ort.__version__} cannot load it on CUDA ({reason}); export it again"
+            ) from error
+
+    def _session(self, graph: Path, threads: int, strict: bool) -> Any:
+        options = session_options(threads, prepack=True)
+        if strict:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        settings = {"user_compute_stream": str(self.device.api.stream), "use_ep_level_unified_stream": "1"}
+        providers: list[Any] = [(_CUDA, settings)]
+        return ort.InferenceSession(str(graph), options, providers=providers if strict else [*providers, _CPU])
+
+    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> OrtCudaBinding:
+        return OrtCudaBinding(self, slot, shared)
+
+
+def _check_dtype(graph: Path, contract: Contract) -> None:
+    """Attention has kernels for half precision only."""
+    caches = {tensor.dtype for tensor in contract.inputs if tensor.name.startswith("past_")}
+    if wrong := sorted(caches - set(_HALF)):
+        raise BackendError(
+            f"{graph}: its KV cache is {wrong[0]}, on CUDA it must be {' or '.join(_HALF)}; export again with "
+            "--dtype fp16"
+        )
+
+
+class OrtCudaBinding(DeviceBinding):
+    """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
+
+    def __init__(self, engine: OrtCudaEngine, slot: int, shared: Mapping[str, Any]) -> None:
+        self._engine, self._slot = engine, slot
+        self._bound: dict[tuple[int, int], Any] = {}
+        super().__init__(engine.device, engine.contract, shared)
+        self._total: Array = self.host.get(TOTAL_SEQUENCE_LENGTH, np.zeros(1, np.int32))
+
+    def _bind(self, width: int, rows: int) -> Any:
+        limits = self.contract.limits
+        dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
+        io = self._engine.session.io_binding()
+        for tensor in self.contract.inputs:
+            shape = tensor.resolve(dims)
+            if tensor.name == TOTAL_SEQUENCE_LENGTH:  # read on the host, when the pass is enqueued
+                io.bind_input(tensor.name, "cpu", 0, self._total.dtype, shape, self._total.ctypes.data)
+            else:
+                io.bind_input(tensor.name, "cuda", 0, _element(tensor.dtype), shape, self.address(tensor))
+        for tensor in self.contract.outputs:
+            shape = tensor.resolve(dims)
+            io.bind_output(tensor.name, "cuda", 0, _element(tensor.dtype), shape, self.address(tensor))
+        if width <= OrtBinding.KEPT_WIDTHS or width == limits[WIDTH]:
+            self._bound[width, rows] = io
+        return io
+
+    def _launch(self, width: int, rows: int) -> None:
+        io = self._bound.get((width, rows)) or self._bind(width, rows)
+        self._engine.session.run_with_iobinding(io, self._engine.options)
+
+    def _release(self) -> None:
+        self.device.wait()
+        self._bound.clear()
+        self._engine.close_slot(self._slot)
+
+
+_BFLOAT16 = 16  # ONNX's number of the type, which numpy has not
+
+
+def _element(dtype: str) -> Any:
+    return _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)

@@ -1,0 +1,1 @@
+"""TensorRT and TensorRT-RTX: building engines from a bundle's graphs, and running them."""

@@ -1,0 +1,202 @@
+"""``specrt build``: the graphs of a bundle become TensorRT engines beside them. Torch-free: it runs on the device.
+
+The engines appear as a whole or not at all, and the record beside them (``specrt.engines.trt.record``) says what they are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specrt import __version__
+from specrt.engines.contract import Contract, model_contract
+from specrt.engines.errors import BackendError, ResourceError, UsageError
+from specrt.engines.gpu.discovery import find_gpus
+from specrt.engines.load import choose_backend
+from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.progress import Progress, Silent
+from specrt.engines.samplers import head_contract
+from specrt.engines.storage.files import write_file, write_text_file
+from specrt.engines.storage.folders import check_place, new_folder
+from specrt.engines.storage.integrity import check_files
+from specrt.engines.trt.library import library_of, load_library
+from specrt.engines.trt.network import inspect_network, make_logger, parse
+from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of
+from specrt.engines.trt.record import (
+    RECORD_NAME,
+    RECORD_VERSION,
+    TIMING_CACHE_NAME,
+    BuildRecord,
+    EngineEntry,
+    engines_folder,
+    record_text,
+    remember_build,
+)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for.
+
+    ``weights`` is a file of the bundle too; heads have none.
+    """
+
+    name: str
+    graph: str
+    weights: str | None
+    contract: Contract
+    precision: str
+    profiles: dict[str, Profile]
+
+    def sources(self, manifest: Manifest) -> dict[str, str]:
+        """SHA-256 of what the engine is made of, by file."""
+        return {name: entry.sha256 for name, entry in manifest.files.items() if name in (self.graph, self.weights)}
+
+
+def build(
+    bundle: Path,
+    backend: str,
+    compute_capabilities: Sequence[str] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+    has_decode_profile: bool = False,
+) -> BuildRecord:
+    """Build every engine of ``bundle`` for ``backend``; return the record. Nothing is left half-built.
+
+    ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any its engines run on 8.0 and later.
+    ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
+    """
+    progress = progress or Silent()
+    manifest = manifest_from_bundle(bundle)
+    library = library_of(choose_backend(manifest, backend))
+    folder = engines_folder(bundle, backend)
+    if folder.exists() and not force:
+        raise UsageError(f"{folder}: engines are there already; pass --force to build them again")
+    if compute_capabilities and not library.is_portable:
+        raise UsageError(
+            f"--compute-capability: {library.module} builds for the GPU at hand; leave it out, or use tensorrt-rtx"
+        )
+    trt = load_library(backend)
+    gpus = find_gpus()
+    if not library.is_portable and not gpus:
+        raise BackendError(
+            f"backend {backend}: it builds on the GPU that will run it and none is found; use tensorrt-rtx"
+        )
+    capabilities = tuple(compute_capabilities) if library.is_portable else (gpus[0].compute_capability,)
+    builder = _Builder(trt, compute_capabilities, folder, has_timings=not library.is_portable)
+    check_place(folder)
+    _check_room(bundle, manifest, progress)
+    check_files(bundle, manifest)
+    with new_folder(folder, progress.note) as partial:
+        jobs = _jobs(manifest, has_decode_profile)
+        engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
+        builder.save_timings(partial)
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        record = BuildRecord(
+            RECORD_VERSION, __version__, created, backend, library.module, trt.__version__, capabilities, engines
+        )
+        write_text_file(partial / RECORD_NAME, record_text(record))
+    remember_build(record)
+    return record
+
+
+def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
+    """The models, then their heads; those that two models share are built once."""
+    jobs: dict[str, _Job] = {}
+    heads: dict[str, _Job] = {}
+    for role, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
+        if entry is None:
+            continue
+        contract = model_contract(entry.spec)
+        profiles = profiles_of(contract, has_decode_profile)
+        jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles)
+        for name, graph in entry.heads.items():
+            # A draft's chunk may be wider than the target's; a head serves both.
+            width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
+            contract = head_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
+            stem = graph.removesuffix(".onnx")
+            heads.setdefault(stem, _Job(stem, graph, None, contract, "float32", profiles_of(contract)))
+    return [*jobs.values(), *heads.values()]
+
+
+def _check_room(bundle: Path, manifest: Manifest, progress: Progress) -> None:
+    """Say what the build takes in bytes; refuse when the disk cannot hold it."""
+    weights = [m.weights_bytes for m in (manifest.target, manifest.draft.model) if m is not None]
+    disk, memory = int(sum(weights) * 1.15) + (64 << 20), max(weights) * 4 + (1 << 30)
+    progress.note(f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory")
+    free = shutil.disk_usage(bundle).free
+    if free < disk:
+        raise ResourceError(
+            f"{bundle}: the engines need about {disk / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room"
+        )
+
+
+class _Builder:
+    """TensorRT's builder with the settings that all engines of a build share."""
+
+    def __init__(self, trt: Any, compute_capabilities: Sequence[str], folder: Path, has_timings: bool) -> None:
+        self._trt = trt
+        self._logger = make_logger(trt)
+        self._builder = trt.Builder(self._logger)
+        self._capabilities = [self._capability(text) for text in compute_capabilities]
+        self._has_timings = has_timings
+        path = folder / TIMING_CACHE_NAME
+        self._timings = path.read_bytes() if path.is_file() else b""
+
+    def _capability(self, text: str) -> Any:
+        known = {f"{n[2:-1]}.{n[-1]}": c for n, c in self._trt.ComputeCapability.__members__.items() if n[:2] == "SM"}
+        if text not in known:
+            raise UsageError(f"--compute-capability {text}: {self._trt.__name__} knows {', '.join(known)}")
+        return known[text]
+
+    def save_timings(self, folder: Path) -> None:
+        """Keep what was measured for the next build. TensorRT-RTX measures nothing."""
+        if self._timings:
+            write_file(folder / TIMING_CACHE_NAME, self._timings)
+
+    def build(self, job: _Job, bundle: Path, folder: Path, manifest: Manifest, progress: Progress) -> EngineEntry:
+        """Parse, inspect and build one engine into ``folder``."""
+        progress.step(f"{job.name}: building")
+        started = time.perf_counter()
+        self._logger.errors.clear()
+        self._logger.warnings.clear()
+        network = parse(self._trt, self._builder, self._logger, bundle / job.graph)
+        inspect_network(self._trt, network, job.contract, self._logger.warnings, bundle / job.graph)
+        plan = self._serialize(job, network, bundle)
+        seconds = time.perf_counter() - started
+        file = f"{job.name}.engine"
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        write_file(folder / file, plan)
+        sources = job.sources(manifest)
+        digest = hashlib.sha256(plan).hexdigest()
+        return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
+
+    def _serialize(self, job: _Job, network: Any, bundle: Path) -> memoryview:
+        config = self._builder.create_builder_config()
+        if self._capabilities:
+            config.num_compute_capabilities = len(self._capabilities)
+            for index, capability in enumerate(self._capabilities):
+                config.set_compute_capability(capability, index)
+        for sizes in job.profiles.values():
+            profile = self._builder.create_optimization_profile()
+            for name, shapes in shapes_of(job.contract, sizes).items():
+                profile.set_shape(name, *shapes)
+            config.add_optimization_profile(profile)
+        if self._has_timings:
+            config.set_timing_cache(config.create_timing_cache(self._timings), ignore_mismatch=False)
+        plan = self._builder.build_serialized_network(network, config)
+        if plan is None:
+            reason = self._logger.errors[0] if self._logger.errors else "no reason given"
+            raise BackendError(
+                f"{bundle / job.graph}: {self._trt.__name__} {self._trt.__version__} cannot build it ({reason[:300]}); "
+                "report this model"
+            )
+        if self._has_timings:
+            self._timings = bytes(config.get_timing_cache().serialize())
+        return memoryview(plan)

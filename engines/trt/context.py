@@ -1,0 +1,77 @@
+"""One execution context of a TensorRT engine: addresses bound once, shapes set, run as a CUDA graph if that works."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from specrt.engines.errors import BackendError
+from specrt.engines.gpu.device import Device
+
+
+def must(done: Any, what: str, logger: Any) -> Any:
+    """``done``, unless the library says by False or None that it failed: then ``BackendError`` with its own reason."""
+    if done is None or done is False:
+        reason = logger.errors[-1] if logger.errors else "no reason given"
+        raise BackendError(f"{what} failed ({reason[:300]}); build the engines again with 'specrt build --force'")
+    return done
+
+
+class Pass:
+    """A context on one profile, bound to a slot's tensors, with working memory that it shares with all others.
+
+    ``captures``: from its second run on it is a CUDA graph, which repeats what was captured: shapes stay as they are.
+    """
+
+    def __init__(self, context: Any, device: Device, logger: Any, name: str, captures: bool) -> None:
+        self._context, self._device, self._logger, self._name = context, device, logger, name
+        self._captures = captures
+        self._graph: Any = None
+        self._num_runs = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def bind(self, profile: int, scratch_bytes: int, addresses: Mapping[str, int]) -> None:
+        """Choose the profile, and say where everything lies: once for all runs."""
+        if scratch_bytes:
+            self._context.set_device_memory(*self._device.scratch(scratch_bytes))
+        stream = self._device.api.stream
+        self._must(self._context.set_optimization_profile_async(profile, stream), f"choosing profile {profile}")
+        for name, address in addresses.items():
+            self._must(self._context.set_tensor_address(name, address), f"binding {name}")
+
+    def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Set the inputs' shapes, those that differ from what they are."""
+        for name, shape in shapes.items():
+            if self._shapes.get(name) != shape:
+                self._must(self._context.set_input_shape(name, shape), f"setting {name} to {list(shape)}")
+                self._shapes[name] = shape
+        if missing := self._context.infer_shapes():
+            raise BackendError(f"{self._name}: {', '.join(missing)} has no shape; report this model")
+
+    def enqueue(self) -> None:
+        """Put one run into the stream. The first goes without a graph: the library prepares itself in it."""
+        if self._graph is not None:
+            self._device.api.launch(self._graph)
+            return
+        if self._captures and self._num_runs == 1:
+            self._graph = self._device.api.capture(self._run)
+            if self._graph is not None:
+                self._device.api.launch(self._graph)
+                return
+            self._captures = False
+            warnings.warn(f"{self._name}: it cannot be captured as a CUDA graph, and runs without one", stacklevel=2)
+        self._num_runs += 1
+        self._must(self._run(), "running it")
+
+    def _run(self) -> bool:
+        return bool(self._context.execute_async_v3(self._device.api.stream))
+
+    def _must(self, done: Any, what: str) -> None:
+        must(done, f"{self._name}: {what}", self._logger)
+
+    def close(self) -> None:
+        """Free the graph and the context. Their runs must be done."""
+        if self._graph is not None:
+            self._device.api.drop(self._graph)
+        self._graph = self._context = None

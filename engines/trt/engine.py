@@ -1,0 +1,235 @@
+"""TensorRT and TensorRT-RTX engines behind the seam; one file for both modules, chosen by the backend's name.
+
+Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph repeats what
+was captured with one context, and one for all the wide passes of a prompt. KV goes in and out at one address.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specrt.engines.contract import ROWS, WIDTH, Contract
+from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.gpu.binding import DeviceBinding
+from specrt.engines.gpu.device import Device, open_device
+from specrt.engines.interface import SlotEngine
+from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
+from specrt.engines.trt.context import Pass, must
+from specrt.engines.trt.library import DTYPES, deserialize, load_library
+from specrt.engines.trt.network import make_logger
+from specrt.engines.trt.profiles import PREFILL
+from specrt.engines.trt.record import (
+    RECORD_NAME,
+    EngineEntry,
+    build_command,
+    check_build,
+    engines_folder,
+    record_from_bundle,
+)
+from specrt.engines.trt.runtime_cache import RuntimeCache
+
+# Passes up to this width keep a context; wider ones are what is left of a prompt, and share one.
+KEPT_WIDTHS = 16
+
+
+class TrtBuild:
+    """The engines of one bundle: the library, a GPU, and the record that they were compared with.
+
+    Raises ``BackendError`` for a missing library, GPU or build, ``BundleError`` for one that is damaged.
+    """
+
+    uses_graphs = True  # the tests compare both ways
+
+    def __init__(self, bundle: Path, backend: str) -> None:
+        self.bundle, self.backend = bundle, backend
+        self.trt = load_library(backend)
+        self.record = record_from_bundle(bundle, backend)
+        self.device: Device = open_device()
+        capability = self.device.api.compute_capability
+        manifest = manifest_from_bundle(bundle)
+        for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
+            warnings.warn(line, stacklevel=2)
+        self.logger = make_logger(self.trt)
+        self._runtime = must(self.trt.Runtime(self.logger), f"{self.trt.__name__}: opening its runtime", self.logger)
+        self.cache = RuntimeCache(self.trt, engines_folder(bundle, backend))
+
+    @property
+    def folder(self) -> Path:
+        return engines_folder(self.bundle, self.backend)
+
+    @property
+    def mend(self) -> str:
+        return f"build them again with '{build_command(self.bundle, self.backend)}'"
+
+    def entry_of(self, graph: Path) -> EngineEntry:
+        """The record of the engine that was built from ``graph``."""
+        source = graph.relative_to(self.bundle).as_posix()
+        for entry in self.record.engines.values():
+            if source in entry.sources:
+                return entry
+        raise BundleError(f"{self.folder}: no engine for {source}; {self.mend}")
+
+    def deserialize(self, entry: EngineEntry) -> Any:
+        """The library's engine. Raises ``BackendError`` where it gives none."""
+        command = build_command(self.bundle, self.backend)
+        return deserialize(self.trt, self._runtime, self.folder / entry.file, command, self.logger.errors)
+
+
+_builds: weakref.WeakValueDictionary[tuple[Path, str, int], TrtBuild] = weakref.WeakValueDictionary()
+
+
+def open_build(bundle: Path, backend: str) -> TrtBuild:
+    """The build of a bundle, checked once while any engine of it is in use."""
+    path = engines_folder(bundle, backend) / RECORD_NAME
+    key = (bundle.resolve(), backend, path.stat().st_mtime_ns if path.is_file() else 0)
+    build = _builds.get(key)
+    if build is None:
+        build = _builds[key] = TrtBuild(bundle, backend)
+    return build
+
+
+class TrtEngine(SlotEngine["TrtBinding"]):
+    """An engine and its weights. Raises ``BundleError`` when it does not have the tensors of ``contract``."""
+
+    def __init__(self, build: TrtBuild, graph: Path, contract: Contract) -> None:
+        super().__init__()
+        self.build, self.contract = build, contract
+        self.entry = build.entry_of(graph)
+        self.name = str(build.folder / self.entry.file)
+        self._check_widths()
+        self._engine = build.deserialize(self.entry)
+        self._check_contract()
+
+    def _check_widths(self) -> None:
+        for dim in (WIDTH, ROWS):
+            largest = max(profile.get(dim, (0,))[-1] for profile in self.entry.profiles.values())
+            if self.contract.limits[dim] > largest:
+                raise BackendError(
+                    f"{self.name}: built for {largest} {dim}, and passes have up to {self.contract.limits[dim]}; "
+                    f"{self.build.mend}"
+                )
+
+    def _check_contract(self) -> None:
+        trt, engine = self.build.trt, self._engine
+        found = {}
+        for index in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(index)
+            dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
+            is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
+            found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device)
+        expected = {}
+        for is_input, tensors in ((True, self.contract.inputs), (False, self.contract.outputs)):
+            for tensor in tensors:
+                shape = tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape)
+                expected[tensor.name] = (is_input, tensor.dtype, shape, True)
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
+                raise BundleError(
+                    f"{self.name}: differs from the contract at {name}: got {found.get(name)}, expected "
+                    f"{expected.get(name)} (input, dtype, shape, on the GPU); {self.build.mend}"
+                )
+        if engine.num_optimization_profiles != len(self.entry.profiles):
+            raise BundleError(
+                f"{self.name}: {engine.num_optimization_profiles} profiles, its record has "
+                f"{len(self.entry.profiles)}; {self.build.mend}"
+            )
+
+    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> TrtBinding:
+        return TrtBinding(self, slot, shared)
+
+    def profile_for(self, width: int, rows: int) -> int:
+        """The number of the narrowest profile that such a pass fits."""
+        fitting = [
+            (sizes[WIDTH][-1], index)
+            for index, sizes in enumerate(self.entry.profiles.values())
+            if width <= sizes[WIDTH][-1] and rows <= sizes[ROWS][-1]
+        ]
+        if not fitting:
+            raise ValueError(f"pass of {width} tokens and {rows} rows: no profile of {self.name} is so large")
+        return min(fitting)[1]
+
+    def is_kept(self, width: int, rows: int) -> bool:
+        """Whether passes of this size have a context of their own."""
+        name = list(self.entry.profiles)[self.profile_for(width, rows)]
+        return width <= KEPT_WIDTHS and name != PREFILL
+
+    def new_pass(self, profile: int, addresses: Mapping[str, int], is_kept: bool) -> Pass:
+        """A context on ``profile``. Passes that are not kept get kernels for any shape, and no graph."""
+        build, trt = self.build, self.build.trt
+        build.logger.errors.clear()
+        user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        captures = is_kept and build.uses_graphs
+        if hasattr(trt, "CudaGraphStrategy"):  # TensorRT-RTX captures by itself, and knows its own kernels better
+            settings = self._settings(user_managed, is_kept, captures)
+            context, captures = self._engine.create_execution_context(settings), False
+        else:
+            context = self._engine.create_execution_context(user_managed)
+        must(context, f"{self.name}: opening a context", build.logger)
+        made = Pass(context, build.device, build.logger, self.name, captures)
+        made.bind(profile, self._engine.device_memory_size_v2, addresses)
+        return made
+
+    def _settings(self, user_managed: Any, is_kept: bool, captures: bool) -> Any:
+        """Kernels for the shapes of a kept pass are compiled when it first runs, not behind its back: with kernels
+        that are exchanged while a text is generated, its bits would depend on the time."""
+        trt = self.build.trt
+        settings = self._engine.create_runtime_config()
+        settings.set_execution_context_allocation_strategy(user_managed)
+        graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
+        settings.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if captures else graphs.DISABLED
+        settings.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER if is_kept else kernels.NONE
+        self.build.cache.attach(settings)
+        return settings
+
+    def close_slot(self, slot: int) -> None:
+        """``slot`` may be opened again; what was compiled for it is kept on disk."""
+        super().close_slot(slot)
+        self.build.cache.save()
+
+
+class TrtBinding(DeviceBinding):
+    """One slot's memory and its contexts; see ``specrt.engines.interface.Binding``."""
+
+    def __init__(self, engine: TrtEngine, slot: int, shared: Mapping[str, Any]) -> None:
+        self._engine, self._slot = engine, slot
+        self._kept: dict[tuple[int, int], Pass] = {}
+        self._wide: dict[int, Pass] = {}
+        super().__init__(engine.build.device, engine.contract, shared)
+
+    def _launch(self, width: int, rows: int) -> None:
+        (self._kept.get((width, rows)) or self._prepared(width, rows)).enqueue()
+
+    def _prepared(self, width: int, rows: int) -> Pass:
+        engine, profile = self._engine, self._engine.profile_for(width, rows)
+        is_kept = engine.is_kept(width, rows)
+        found = None if is_kept else self._wide.get(profile)
+        if found is None:
+            tensors = (*engine.contract.inputs, *engine.contract.outputs)
+            found = engine.new_pass(profile, {tensor.name: self.address(tensor) for tensor in tensors}, is_kept)
+        found.shape(self.shapes(width, rows))
+        if is_kept:
+            self._kept[width, rows] = found
+        else:
+            self._wide[profile] = found
+        return found
+
+    def _release(self) -> None:
+        self.device.wait()
+        for made in (*self._kept.values(), *self._wide.values()):
+            made.close()
+        self._kept.clear()
+        self._wide.clear()
+        self._engine.close_slot(self._slot)
+
+
+def bundle_of(graph: Path) -> Path:
+    """The bundle that a graph lies in. Raises ``BundleError`` where there is none around it."""
+    for folder in graph.parents:
+        if (folder / MANIFEST_NAME).is_file():
+            return folder
+    raise BundleError(f"{graph}: no {MANIFEST_NAME} in any folder above it; export again with 'specrt export'")

@@ -1,0 +1,181 @@
+"""``engines/<backend>/build.json`` in a bundle: which engines were built, by what, for what, from which graphs.
+
+``bundle.json`` covers what the export wrote and stays as it is; a build has a record of its own beside its engines. An
+engine is native code for one version of its library, and for the GPUs that it was built for: all of that is compared
+before an engine is handed to the library.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.engines.codec import from_json, to_json
+from specrt.engines.contract import ROWS, WIDTH
+from specrt.engines.errors import BackendError, BundleError, ResourceError
+from specrt.engines.manifest import Manifest
+from specrt.engines.storage.files import write_text_file
+from specrt.engines.storage.home import cache_dir
+from specrt.engines.storage.integrity import sha256_of
+from specrt.engines.trt.profiles import PREFILL, VERIFY
+
+RECORD_VERSION = 1
+RECORD_NAME = "build.json"
+TIMING_CACHE_NAME = "timing.cache"
+_PORTABLE_FROM = "8.0"  # an engine of TensorRT-RTX that names no compute capability runs on these and later ones
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine. ``sources`` are SHA-256 of graph and weights by file; sizes of ``profiles`` are (min, opt, max)."""
+
+    file: str
+    sources: dict[str, str]
+    precision: str
+    profiles: dict[str, dict[str, tuple[int, ...]]]
+    num_bytes: int
+    sha256: str
+    build_seconds: float
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """The whole of ``build.json``. ``compute_capabilities`` is empty for every GPU from 8.0 on (TensorRT-RTX only)."""
+
+    record_version: int
+    specrt_version: str
+    created_utc: str
+    backend: str
+    builder: str
+    builder_version: str
+    compute_capabilities: tuple[str, ...]
+    engines: dict[str, EngineEntry]
+
+    def runs_on(self, compute_capability: str) -> bool:
+        """Whether a GPU of this compute capability (as in ``8.9``) runs the engines."""
+        if self.compute_capabilities:
+            return compute_capability in self.compute_capabilities
+        return _number(compute_capability) >= _number(_PORTABLE_FROM)
+
+
+def _number(compute_capability: str) -> tuple[int, ...]:
+    return tuple(map(int, compute_capability.split(".")))
+
+
+def engines_folder(bundle: Path, backend: str) -> Path:
+    """Where the engines of ``backend`` lie in a bundle."""
+    return bundle / "engines" / backend
+
+
+def build_command(bundle: Path, backend: str, force: bool = True) -> str:
+    """The command that builds the engines (again)."""
+    return f"specrt build {bundle} --backend {backend}{' --force' if force else ''}"
+
+
+def record_text(record: BuildRecord) -> str:
+    """The content of ``build.json``."""
+    return json.dumps(to_json(record), indent=1) + "\n"
+
+
+def record_from_bundle(bundle: Path, backend: str) -> BuildRecord:
+    """Read ``build.json``. Raises ``BackendError`` where nothing was built, ``BundleError`` where it is damaged."""
+    path = engines_folder(bundle, backend) / RECORD_NAME
+    if not path.is_file():
+        raise BackendError(
+            f"{bundle}: no engines for {backend} are built; build them with '{build_command(bundle, backend, False)}'"
+        )
+    mend = f"build them again with '{build_command(bundle, backend)}'"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version = data.get("record_version") if isinstance(data, dict) else None
+        if version != RECORD_VERSION:
+            raise ValueError(f"record version {version!r}, this specrt reads {RECORD_VERSION}")
+        return from_json(BuildRecord, data)
+    except (ValueError, OSError, RecursionError) as error:
+        raise BundleError(f"{path}: {error}; {mend}") from error
+
+
+def check_build(
+    bundle: Path, manifest: Manifest, record: BuildRecord, version: str, capability: str | None
+) -> list[str]:
+    """Raise unless the engines fit this bundle, library ``version`` and GPU; return what a user should know.
+
+    ``capability`` is the GPU's compute capability, None where it is not known. Raises ``BackendError`` for another
+    library or GPU and for profiles that are too narrow, ``BundleError`` for engines of another export, and for files
+    that are missing or damaged.
+    """
+    folder = engines_folder(bundle, record.backend)
+    mend = f"build them again with '{build_command(bundle, record.backend)}'"
+    if version != record.builder_version:
+        raise BackendError(
+            f"{folder}: engines are for {record.builder} {record.builder_version}, found {version}; {mend}"
+        )
+    if capability is not None and not record.runs_on(capability):
+        built_for = ", ".join(record.compute_capabilities) or f"{_PORTABLE_FROM} and later"
+        raise BackendError(
+            f"{folder}: engines are for compute capability {built_for}, this GPU has {capability}; {mend}"
+        )
+    _check_profiles(folder, manifest, record, mend)
+    for name, engine in record.engines.items():
+        for source, digest in engine.sources.items():
+            entry = manifest.files.get(source)
+            if entry is None or entry.sha256 != digest:
+                raise BundleError(f"{folder}: engine {name} was built from another {source}; {mend}")
+        _check_file(folder / engine.file, engine, mend)
+    return (
+        [] if was_built_here(record) else [f"{folder}: these engines are native code that this machine did not build"]
+    )
+
+
+def _check_file(path: Path, engine: EngineEntry, mend: str) -> None:
+    if not path.is_file():
+        raise BundleError(f"{path}: missing; {mend}")
+    if path.stat().st_size != engine.num_bytes:
+        raise BundleError(f"{path}: {path.stat().st_size} bytes, expected {engine.num_bytes}; {mend}")
+    digest = sha256_of(path)
+    if digest != engine.sha256:
+        raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {engine.sha256[:12]}…; {mend}")
+
+
+def _check_profiles(folder: Path, manifest: Manifest, record: BuildRecord, mend: str) -> None:
+    """Every pass of the bundle must fit: a vendor's error about profiles helps nobody."""
+    for name, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
+        if entry is None:
+            continue
+        if name not in record.engines:
+            raise BundleError(f"{folder}: no engine for the {name}; {mend}")
+        profiles = record.engines[name].profiles
+        for profile, dim, needed in ((PREFILL, WIDTH, entry.spec.max_width), (VERIFY, ROWS, entry.spec.max_rows)):
+            largest = profiles.get(profile, {}).get(dim, (0,))[-1]
+            if needed > largest:
+                raise BackendError(
+                    f"{folder}: engine {name}, profile {profile} is built for {largest} {dim} and the bundle's passes "
+                    f"have up to {needed}; {mend}"
+                )
+
+
+def remember_build(record: BuildRecord) -> None:
+    """Note that this machine built the engines of ``record``. Losing the note costs a line of warning."""
+    path = cache_dir() / "builds.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_file(path, json.dumps(sorted({*_built_here(), *_digests(record)})))
+    except (OSError, ResourceError):
+        return  # a read-only home
+
+
+def was_built_here(record: BuildRecord) -> bool:
+    """Whether ``remember_build`` was told of every engine of ``record`` on this machine."""
+    return _digests(record) <= _built_here()
+
+
+def _digests(record: BuildRecord) -> set[str]:
+    return {engine.sha256 for engine in record.engines.values()}
+
+
+def _built_here() -> set[str]:
+    try:
+        return set(json.loads((cache_dir() / "builds.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return set()

@@ -1,0 +1,85 @@
+"""Half precision at export: whether fp16 holds the model's activations, and how a bf16 graph is checked on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.interface import Array
+from specrt.exporter.parity.fp32_copy import widen
+from specrt.exporter.parity.reference import reference_logits
+
+FLOAT16_MAX = 65504.0
+_HEADROOM = 2.0
+
+
+def cast_weights(model: Any, dtype: torch.dtype) -> None:
+    """Weights to ``dtype``, one at a time; buffers (rope frequencies) stay in fp32, as when a model is loaded."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str], None]) -> Array:
+    """What the graph is compared with: logits [N, V] f32 of the torch model over ``ids``.
+
+    In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 twin runs on the
+    CPU. Raises ``ParityError`` when they are not finite; ``note`` is told when the fp16 of a TensorRT bundle is nearly
+    full.
+    """
+    if spec.dtype == "bfloat16":
+        cast_weights(model, torch.float32)
+        logits = reference_logits(model, ids, spec.dialect)
+        cast_weights(model, torch.bfloat16)
+        return logits
+    logits = reference_logits(model, ids, spec.dialect)
+    if spec.dialect == STANDARD_DIALECT:
+        largest = largest_activation(model, ids)
+        if largest > FLOAT16_MAX / _HEADROOM:
+            note(
+                f"activations reach {largest:.0f} on the reference text and fp16 ends at {FLOAT16_MAX:.0f}: "
+                "other texts may overflow; --dtype bf16 has room"
+            )
+    return logits
+
+
+def largest_activation(model: Any, ids: Array) -> float:
+    """The largest magnitude that a module of ``model`` puts out over ``ids``."""
+    largest = 0.0
+
+    def watch(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal largest
+        tensor = output[0] if isinstance(output, tuple) else output
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            largest = max(largest, float(tensor.abs().max()))
+
+    handles = [module.register_forward_hook(watch) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.from_numpy(ids)[None], use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return largest
+
+
+@contextmanager
+def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its twin, removed afterwards."""
+    if spec.dtype != "bfloat16":
+        yield graph, spec
+        return
+    twin = graph.with_name("twin.onnx")
+    weights = twin.with_name("twin.onnx.data")
+    try:
+        ir.save(widen(ir.load(graph)), twin, external_data=weights.name)
+        yield twin, replace(spec, dtype="float32")
+    finally:
+        twin.unlink(missing_ok=True)
+        weights.unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""What the torch model answers on fixed ids, and whether the exported graph answers the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from specrt.engines.contract import LOGITS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec, model_contract
+from specrt.engines.errors import ParityError
+from specrt.engines.interface import Array, write_pass
+from specrt.engines.manifest import LOGITS_TOLERANCE, Parity
+from specrt.engines.ort.cpu import OrtEngine
+
+NUM_POSITIONS = 48
+MIN_DISTINCT_IDS = 16
+MAX_QUANTIZATION_KL = 1.0
+_WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # what overflows less
+STORED_POSITIONS = (7, 23, 46, 47)
+_TEXT = (
+    "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
+    "In 1969, two people walked on the Moon; twelve have done so since, and all came back. Why? "
+)
+
+
+def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
+    """``NUM_POSITIONS`` ids [N] i64: a fixed text, repeated, in the model's own tokens.
+
+    A tokenizer that makes little of the text, such as one that knows no Latin letters, gives its second half to ids
+    spread over the vocabulary: a model compared on one id may be any other.
+    """
+    ids = tokenizer(_TEXT, add_special_tokens=True)["input_ids"] or [0]
+    chosen = np.resize(np.array(ids, np.int64), NUM_POSITIONS) % vocab_size
+    if len(np.unique(chosen)) < min(MIN_DISTINCT_IDS, vocab_size):
+        num = NUM_POSITIONS // 2
+        chosen[num:] = np.arange(num) * vocab_size // num if vocab_size >= num else np.arange(num) % vocab_size
+    return chosen
+
+
+def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT) -> Array:
+    """Logits [N, V] f32 of the torch model over ``ids``, with its own attention and without a cache.
+
+    Two passes in a row must agree to the last bit: torch's pass was once seen off by 1e-4 of the largest logit at
+    some positions, and these figures are kept. Raises ``ParityError``.
+    """
+    model.set_attn_implementation("eager")
+    logits = whole_logits(model, ids)
+    for _ in range(4):
+        previous, logits = logits, whole_logits(model, ids)
+        if not np.isfinite(logits).all():
+            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_WIDER[dialect]}")
+        if np.array_equal(previous, logits):
+            return logits
+    raise ParityError("the torch model gives other logits at every pass, so nothing can be compared with it")
+
+
+def whole_logits(model: Any, ids: Array) -> Array:
+    """Logits [N, V] f32 of one pass of the torch model over ``ids`` [N], without a cache."""
+    with torch.no_grad():
+        logits: Array = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
+    return logits
+
+
+def save_reference(path: Path, ids: Array, logits: Array) -> None:
+    """``ids`` [N], ``positions`` [P] and their ``logits`` [P, V], for checks without torch."""
+    positions = np.array(STORED_POSITIONS, np.int64)
+    np.savez(path, ids=ids, positions=positions, logits=logits[positions])
+
+
+def check_parity(
+    graph: Path, spec: ModelSpec, ids: Array, expected: Array, threads: int, is_quantized: bool = False
+) -> Parity:
+    """Run the graph over ``ids`` in passes of different widths and compare with ``expected`` [N, V].
+
+    Raises ``ParityError`` when the difference is not rounding, or, for quantized weights, when hardly anything is left
+    of the model's predictions.
+    """
+    got = graph_logits(graph, spec, ids, threads, prepack=is_quantized)
+    if not np.isfinite(got).all():
+        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {_WIDER[spec.dialect]}")
+    error = float(np.abs(got - expected).max())
+    scale = float(np.abs(expected).max())
+    agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
+    kl = mean_kl(expected, got)
+    if is_quantized and kl > MAX_QUANTIZATION_KL:
+        raise ParityError(
+            f"{graph.name}: KL {kl:.2g} nats from the torch model after quantization (expected at most "
+            f"{MAX_QUANTIZATION_KL:g}); use more bits"
+        )
+    if not is_quantized and error > LOGITS_TOLERANCE[spec.dtype] * scale:
+        raise ParityError(
+            f"{graph.name}: logits differ from the torch model by {error:.3g} (largest logit {scale:.3g}), more than "
+            f"rounding in {spec.dtype}; please report this model"
+        )
+    return Parity(len(ids), error, scale, agreement, kl)
+
+
+def mean_kl(expected: Array, got: Array) -> float:
+    """Mean KL(expected || got) in nats of the distributions that logits [N, V] stand for."""
+    theirs, ours = (torch.log_softmax(torch.from_numpy(logits).double(), dim=-1) for logits in (expected, got))
+    return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
+
+
+def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack: bool = False) -> Array:
+    """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache.
+
+    Without ``prepack`` the weights are not copied; quantized ones must be, as at runtime: other kernels, which do not
+    round activations, would answer otherwise, and better.
+    """
+    engine = OrtEngine(graph, model_contract(spec), threads, prepack)
+    binding = engine.open(0)
+    host = binding.host
+    rows = []
+    start, width = 0, spec.max_rows
+    while start < len(ids):
+        count = min(width, len(ids) - start, spec.max_rows)
+        write_pass(host, ids[start : start + count], start, count)
+        binding.run(count, count)
+        rows.append(host[LOGITS][:count].copy())
+        start, width = start + count, width - 1 or spec.max_rows
+    binding.close()
+    return np.concatenate(rows)

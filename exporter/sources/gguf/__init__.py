@@ -1,0 +1,1 @@
+"""GGUF files: metadata, config, tokenizer and names of tensors."""

@@ -1,0 +1,244 @@
+"""From a torch model to an ONNX graph that honours the I/O contract, before any optimization of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from specrt.engines.contract import (
+    CAPACITY,
+    INPUT_IDS,
+    ONNXRUNTIME_DIALECT,
+    POSITION_IDS,
+    ROW_INDICES,
+    ROWS,
+    STANDARD_DIALECT,
+    WIDTH,
+    ModelSpec,
+    TensorSpec,
+    model_contract,
+    past_name,
+)
+from specrt.exporter.cutting import only_layers, place_of_layers
+from specrt.exporter.passes.simplify import fold_weights, simplify
+from specrt.exporter.tracing.attention import IMPLEMENTATION, ContractCache, register
+from specrt.exporter.tracing.emission import STANDARD_OPSET
+from specrt.exporter.tracing.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from specrt.exporter.tracing.experts import register_experts
+from specrt.exporter.tracing.kinds import Records, record
+from specrt.exporter.tracing.stamping import CannotStamp, Stamp, marked
+from specrt.exporter.tracing.state import Tracing, tracing
+
+_OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
+_TORCH_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "int32")}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a contract's dtype name."""
+    return _TORCH_DTYPES[name]  # type: ignore[no-any-return]
+
+
+class _ContractModule(torch.nn.Module):
+    """The model with the contract's inputs and outputs as its signature."""
+
+    def __init__(self, model: Any, spec: ModelSpec) -> None:
+        super().__init__()
+        self.model = model
+        self.spec = spec
+
+    def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        names = [tensor.name for tensor in model_contract(self.spec).inputs]
+        named = dict(zip(names, inputs, strict=True))
+        num_layers = len(self.spec.kv_layers)
+        with tracing(Tracing(self.spec.dialect, named)) as state:
+            output = self.model(
+                input_ids=named[INPUT_IDS],  # [1, width] i64
+                position_ids=named[POSITION_IDS],  # [1, width] i64
+                cache=ContractCache(num_layers),
+                use_cache=True,
+                logits_to_keep=named[ROW_INDICES],  # [rows] i64
+            )
+        logits = output.logits[0].float()  # [rows, V] f32
+        present = (tensor for layer in range(num_layers) for tensor in state.present[layer])
+        return (logits, *present)
+
+
+# Dynamic dimensions of the dummy inputs differ, and none of them is 0 or 1 (those would be special-cased).
+_EXAMPLE = {WIDTH: 7, ROWS: 3, CAPACITY: 64}
+
+
+def _example(tensor: TensorSpec) -> torch.Tensor:
+    return torch.zeros(tensor.resolve(_EXAMPLE), dtype=torch_dtype(tensor.dtype))
+
+
+def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
+    return {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(tensor.shape) if isinstance(dim, str)}
+
+
+def trace(model: Any, spec: ModelSpec) -> ir.Model:
+    """Trace ``model`` (a transformers causal LM, in ``spec.dtype``) into an ONNX model with the contract's names.
+
+    One layer of each kind is traced; where that cannot be, all are. Weights stay the torch tensors' own memory until
+    the graph is saved.
+    """
+    with _prepared(model, spec):
+        kinds = layer_kinds(model, spec)
+        if kinds is not None:
+            try:
+                return _stamped(model, spec, kinds)
+            except CannotStamp:
+                pass  # the layers are intertwined in a way that only the graph shows
+    return trace_whole(model, spec)
+
+
+def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
+    """``trace`` of all layers."""
+    with _prepared(model, spec):
+        graph = _exported(model, spec)
+    _name_dimensions(graph, spec)
+    return simplify(graph)
+
+
+@contextlib.contextmanager
+def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
+    """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
+    register()
+    register_experts()
+    model.set_attn_implementation(IMPLEMENTATION)
+    model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
+    frozen = _freeze_longrope(model, spec.max_seq_len)
+    try:
+        yield
+    finally:
+        for module in frozen:
+            module.rope_type = _LONGROPE
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """``kept`` are the first layers of each kind; ``kinds`` has the index in ``kept`` of each layer's kind."""
+
+    kept: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+
+def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
+    """The kinds of the layers of ``model`` with the contract's attention; None where all must be traced.
+
+    A model of the kept layers alone must run the same operators as the whole one, in these layers and around them.
+    """
+    try:
+        parent, name = place_of_layers(model)
+        whole = _records(model, spec, getattr(parent, name))
+        firsts = [whole.layers.index(layer) for layer in whole.layers]
+        kept = tuple(sorted(set(firsts)))
+        if len(kept) == len(firsts):
+            return None
+        with only_layers(model, kept):
+            part = _records(model, _spec_of(spec, kept), getattr(parent, name))
+    except Exception:  # a model that cannot be recorded can still be traced, or is refused by the trace
+        return None
+    if part.outside != whole.outside or part.layers != tuple(whole.layers[index] for index in kept):
+        return None
+    return LayerKinds(kept, tuple(map(kept.index, firsts)))
+
+
+def _records(model: Any, spec: ModelSpec, layers: Sequence[torch.nn.Module]) -> Records:
+    inputs = {tensor.name: _example(tensor) for tensor in model_contract(spec).inputs}
+    owners = {past_name(part, index): index for index in range(len(layers)) for part in ("key", "value")}
+    with _quiet():
+        return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
+
+
+def _stamped(model: Any, spec: ModelSpec, found: LayerKinds) -> ir.Model:
+    parent, name = place_of_layers(model)
+    layers = getattr(parent, name)
+    place = next(path for path, module in model.named_modules() if module is layers)
+    part_spec = _spec_of(spec, found.kept)
+    with only_layers(model, found.kept), marked([layers[index] for index in found.kept]):
+        graph = _exported(model, part_spec)
+    _name_dimensions(graph, part_spec)
+    stamp = Stamp(graph, f"model.{place}", len(found.kept))
+    simplify(graph)
+    return fold_weights(stamp.apply(found.kinds, layers, spec))
+
+
+def _spec_of(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
+    """The spec of a model of the ``kept`` layers."""
+    return replace(spec, kv_layers=tuple(spec.kv_layers[index] for index in kept))
+
+
+def _exported(model: Any, spec: ModelSpec) -> ir.Model:
+    contract = model_contract(spec)
+    with torch.no_grad(), _quiet(), _operators_read_once():
+        program = torch.onnx.export(
+            _ContractModule(model, spec).eval(),
+            ([_example(tensor) for tensor in contract.inputs],),
+            dynamo=True,
+            optimize=False,  # our passes begin with it, and must see every weight that they are to let go
+            opset_version=_OPSETS[spec.dialect],
+            dynamic_shapes={"inputs": [_dynamic_dimensions(tensor) for tensor in contract.inputs]},
+            input_names=[tensor.name for tensor in contract.inputs],
+            output_names=[tensor.name for tensor in contract.outputs],
+        )
+    assert program is not None
+    return program.model
+
+
+def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:
+    """Give the graph's inputs and outputs the contract's symbolic shapes."""
+    contract = model_contract(spec)
+    for values, tensors in ((model.graph.inputs, contract.inputs), (model.graph.outputs, contract.outputs)):
+        for value, tensor in zip(values, tensors, strict=True):
+            if value.name != tensor.name:
+                raise RuntimeError(f"graph has {value.name!r} where the contract has {tensor.name!r}")
+            value.shape = ir.Shape(tensor.shape)
+
+
+_LONGROPE = "longrope"
+
+
+def _freeze_longrope(model: Any, max_seq_len: int) -> list[Any]:
+    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions. -> what changed"""
+    modules = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
+    for module in modules:
+        module(torch.zeros(1, dtype=torch.float32), torch.tensor([[max_seq_len - 1]]))
+        module.rope_type = "default"
+    return modules
+
+
+_read_operators = functools.cache(ONNXRegistry.from_torchlib)
+
+
+@contextlib.contextmanager
+def _operators_read_once() -> Iterator[None]:
+    """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
+    read = vars(ONNXRegistry)["from_torchlib"]
+    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = read  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """torch.onnx.export talks on stdout, in warnings and in the log; none of it concerns a user."""
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)

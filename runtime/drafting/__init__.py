@@ -1,0 +1,1 @@
+"""Where drafted tokens come from, and how many are drafted."""

@@ -1,0 +1,237 @@
+"""The controller: whether to draft in a round, from what, and how many tokens, by what pays on this machine and text.
+
+K maximizes expected committed tokens per ms, (1 + a_1 + a_1 a_2 + ...) / (T(K + 1) + D(K)), over all sources at hand
+and over plain decoding. Acceptance a_i and times T, D are those of earlier rounds: a decision depends on what is
+committed and on times, never on what is drawn in the round to come, so it biases nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specrt.runtime.drafting.acceptance import Acceptance, expected_tokens
+from specrt.runtime.drafting.deferred import LateIds
+from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.latency import Costs, FurtherReads
+
+MODEL = "model"
+# An n-gram source for each length of the suffix that was found: from so many tokens on.
+NGRAM_LENGTHS = (8, 4, 3, 2, 1)
+# Acceptance by source where nothing was measured.
+ASSUMED = {MODEL: 0.7, "ngram-8": 0.85, "ngram-4": 0.7, "ngram-3": 0.5, "ngram-2": 0.4, "ngram-1": 0.2}
+_LONG_MEMORY = 0.995  # of the acceptance that the next generation begins with
+_LONG_WEIGHT = 8.0  # of its prior: one text, or one round of it, says little about the next text
+_FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that does not pay
+_UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
+_WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
+_CATCH_UP_TOKENS = 16  # over which to catch up with so few is spread: a lookup may soon leave the draft behind again
+_WORTH = 1.08  # times plain decoding: what a draft must promise to be fed a long text, since that is lost if it fails
+_EXPECTED_TOKENS = 128  # an answer is taken to have no more left, since most end before they must
+_PROBE_SHARE = 0.05  # of the time that is left: what a trial may take
+
+
+def ngram_source(size: int) -> str:
+    """The source's name for a suffix of ``size`` tokens, 1 or more."""
+    return f"ngram-{next(length for length in NGRAM_LENGTHS if size >= length)}"
+
+
+@dataclass
+class Experience:
+    """What a runtime has learned of its machine and its texts; outlives generations. Starts from a tuning, if any."""
+
+    k: int
+    target: Costs
+    draft: Costs
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        k: int,
+        slopes: tuple[float, float],
+        target_ms: Mapping[str, float] | None = None,
+        draft_ms: Mapping[str, float] | None = None,
+        rates: Mapping[str, Sequence[float]] | None = None,
+        further_reads: tuple[FurtherReads | None, FurtherReads | None] = (None, None),
+    ) -> Experience:
+        """Experience of K up to ``k``: ``slopes`` and ``further_reads`` of the ``Costs`` of target and draft, the rest
+        as in a ``Tuning``."""
+        priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
+        acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
+        target, draft = (
+            Costs(slope, {int(width): ms for width, ms in (measured or {}).items()}, reads)
+            for slope, measured, reads in zip(slopes, (target_ms, draft_ms), further_reads, strict=True)
+        )
+        return cls(k, target, draft, acceptance)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """K tokens of ``source`` are expected to give ``rate`` tokens a ms."""
+
+    source: str | None
+    k: int
+    rate: float
+
+
+_PLAIN = _Choice(None, 0, 0.0)
+
+
+class AdaptiveDrafter:
+    """A ``Drafter`` that chooses among an n-gram lookup, a draft model and nothing, round by round.
+
+    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's; where
+    drafted ids come late, the draft's passes fall into it, and the device says how long they took. ``end``
+    is the length at which the text ends at the latest: a draft model that was left behind must earn back within what
+    remains what it takes to catch up.
+    """
+
+    def __init__(
+        self,
+        ngram: NGramDrafter | None,
+        model: ModelDrafter | None,
+        experience: Experience,
+        min_width: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
+        end: int | None = None,
+    ) -> None:
+        self._ngram, self._model, self._experience, self._min_width = ngram, model, experience, min_width
+        self._clock, self._end = clock, end
+        self._acceptance = {
+            source: Acceptance(experience.k, known.rates()) for source, known in experience.acceptance.items()
+        }
+        self.is_sampled = False
+        self._late: tuple[int, float] | None = None  # of a draft whose time is not known yet: first pass, begin
+        self._plain_rounds, self._wait = 0, _FIRST_PROBE
+        self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``specrt.runtime.drafting.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may pay."""
+        if k == 0:
+            if self._model is not None and self._is_model_likely(self._model, committed):
+                self._model.propose(committed, 0)
+            return []
+        choice = self._choose(committed, k)
+        drafted = self._draft(choice, committed)
+        source = choice.source if drafted else None
+        self.is_sampled = source == MODEL
+        self._proposed = (source, len(drafted), len(committed), self._clock())
+        return drafted
+
+    def commit(self, num_committed: int) -> None:
+        """See ``specrt.runtime.drafting.drafters.Drafter``: learn from the round, if this drafter was asked in it."""
+        if self._model is not None:
+            self._model.commit(num_committed)
+        if self._proposed is None:
+            return
+        source, num_drafted, before, since = self._proposed
+        self._proposed = None
+        target_ms = (self._clock() - since) * 1e3
+        if self._late is not None and self._model is not None:
+            (pending, started), self._late = self._late, None
+            draft_ms = self._model.last_ms
+            self._observe_draft(pending, num_drafted, draft_ms)
+            target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
+        self._experience.target.observe(max(num_drafted + 1, self._min_width), target_ms)
+        if source is not None:
+            for acceptance in (self._acceptance[source], self._experience.acceptance[source]):
+                acceptance.observe(num_drafted, min(num_committed - before - 1, num_drafted))
+        if source == MODEL:
+            self._plain_rounds = 0
+        else:
+            self._plain_rounds += 1
+            self._acceptance[MODEL].fade(_UNUSED_MEMORY)
+            self._experience.acceptance[MODEL].fade(_LONG_MEMORY)
+
+    def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
+        """Whether the draft model will be of use, as far as is known before the first round."""
+        experience = self._experience
+        if not model.can_propose(committed):
+            return False
+        if not (experience.target.is_known and experience.draft.is_known):
+            return True
+        pending, left = model.num_pending(committed), self._num_left(committed)
+        return self._best_of_model(experience.k, pending, left).rate > self._least_rate(pending)
+
+    def _least_rate(self, pending: int) -> float:
+        """What the draft model, whose cache lacks ``pending`` tokens, must promise: tokens a ms."""
+        return (_WORTH if pending > _WIDEST_OBSERVED else 1.0) / self._target_ms(0)
+
+    def _num_left(self, committed: Sequence[int]) -> int:
+        """Tokens that the text is expected to have still."""
+        left = _EXPECTED_TOKENS if self._end is None else self._end - len(committed)
+        return max(1, min(left, _EXPECTED_TOKENS))
+
+    def _draft(self, choice: _Choice, committed: Sequence[int]) -> list[int]:
+        if choice.source is None:
+            return []
+        if choice.source != MODEL:
+            assert self._ngram is not None
+            return self._ngram.propose(committed, choice.k)
+        assert self._model is not None
+        pending, started = self._model.num_pending(committed), self._clock()
+        drafted = self._model.propose(committed, choice.k)
+        if isinstance(drafted, LateIds):
+            self._late = (pending, started) if drafted else None
+        elif drafted:
+            self._observe_draft(pending, len(drafted), (self._clock() - started) * 1e3)
+        return drafted
+
+    def _observe_draft(self, pending: int, num_drafted: int, ms: float) -> None:
+        """The first pass fed ``pending`` tokens, the others one each."""
+        draft = self._experience.draft
+        if pending <= 2:
+            draft.observe(1, ms / num_drafted)
+        elif pending <= _WIDEST_OBSERVED and draft.is_known:
+            draft.observe(pending, max(ms - (num_drafted - 1) * draft.ms(1), draft.ms(1) / 2))
+
+    def _choose(self, committed: Sequence[int], k: int) -> _Choice:
+        """What to do in the round after ``committed``, with at most ``k`` tokens."""
+        size = self._ngram.suffix_length(committed) if self._ngram is not None else 0
+        target, draft = self._experience.target, self._experience.draft
+        model = self._model if self._model is not None and self._model.can_propose(committed) else None
+        if not target.is_known:
+            return _PLAIN  # the first round of all: plain decoding is what everything is compared with
+        if model is not None and not draft.is_known:
+            return _Choice(MODEL, min(k, 4), 0.0)
+        plain = _Choice(None, 0, 1 / self._target_ms(0))
+        best = plain
+        if size:
+            best = max(plain, self._best(ngram_source(size), k, lambda _: 0.0), key=lambda choice: choice.rate)
+        if model is None:
+            return best
+        pending, left = model.num_pending(committed), self._num_left(committed)
+        drafted = self._best_of_model(k, pending, left)
+        if drafted.rate > max(best.rate, self._least_rate(pending)):
+            self._wait = _FIRST_PROBE
+            return drafted
+        may_probe = draft.ms(pending) <= _PROBE_SHARE * left * self._target_ms(0)
+        return self._probe(drafted) if best is plain and may_probe else best
+
+    def _probe(self, model: _Choice) -> _Choice:
+        """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""
+        if self._plain_rounds < self._wait:
+            return _PLAIN
+        self._wait = min(2 * self._wait, _LAST_PROBE)
+        return model
+
+    def _best_of_model(self, k: int, pending: int, left: int) -> _Choice:
+        """The best K of the model, whose cache lacks ``pending`` tokens, over the ``left`` tokens to come."""
+        draft = self._experience.draft
+        further = draft.ms(1)
+        best = self._best(MODEL, k, lambda n: n * further)
+        tokens = left if pending > _WIDEST_OBSERVED else min(left, _CATCH_UP_TOKENS)
+        catch_up_ms = max(0.0, draft.ms(pending) - further)
+        return _Choice(MODEL, best.k, tokens / (catch_up_ms + tokens / best.rate))
+
+    def _best(self, source: str, k: int, draft_ms: Callable[[int], float]) -> _Choice:
+        """The best K of at least 1. ``draft_ms`` of K is what drafting takes."""
+        tokens = expected_tokens(self._acceptance[source].rates()[:k])
+        rates = [tokens[n] / (self._target_ms(n) + draft_ms(n)) for n in range(1, k + 1)]
+        best = max(range(k), key=rates.__getitem__)
+        return _Choice(source, best + 1, rates[best])
+
+    def _target_ms(self, num_drafted: int) -> float:
+        return self._experience.target.ms(max(num_drafted + 1, self._min_width))

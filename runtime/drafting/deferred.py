@@ -1,0 +1,36 @@
+"""Drafted ids that the host learns late: on a device they pass from draft to target, and are read with the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specrt.engines.contract import TOKENS
+from specrt.engines.interface import Binding, Memory
+
+
+class LateIds(list[int]):
+    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they lie where the target's head writes its tokens.
+
+    That memory [max_rows] i64 is free from one verdict to the next. ``head`` is the target's.
+    """
+
+    def __init__(self, head: Binding) -> None:
+        super().__init__()
+        self._head = head
+        self.memory = head.memory[TOKENS]
+
+    def take(self, token: Memory) -> None:
+        """The id to be appended next lies in ``token`` [1] i64: keep a copy."""
+        self._head.take(TOKENS, len(self), token)
+
+    def learn(self, ids: Sequence[int]) -> None:
+        """The ids are these, one for each."""
+        self[:] = ids
+
+
+def memory_of(drafted: Sequence[int], first: int = 0) -> Any:
+    """The memory [N] i64 of the drafted ids from ``first`` on; None where there are none, or the host knows them."""
+    if isinstance(drafted, LateIds) and len(drafted) > first:
+        return drafted.memory[first : len(drafted)]
+    return None

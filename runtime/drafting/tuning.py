@@ -1,0 +1,87 @@
+"""What ``specrt tune`` measured of a bundle on one machine, and whether it holds for the machine at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specrt.engines.codec import from_json, to_json
+from specrt.engines.manifest import MANIFEST_NAME
+from specrt.engines.processor import cpu_name
+from specrt.engines.storage.files import write_text_file
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Times in ms: ``target_ms`` by width of a pass that verifies, ``draft_ms`` by tokens fed for the draft's next one.
+
+    ``acceptance`` has, by source (see ``specrt.runtime.drafting.adaptive``), P(drafted token i is accepted | those before were).
+    ``fingerprint`` says what it was measured with, by name.
+    """
+
+    fingerprint: dict[str, str]
+    created_utc: str
+    target_ms: dict[str, float]
+    draft_ms: dict[str, float]
+    acceptance: dict[str, tuple[float, ...]]
+
+
+HINT = "copy the bundle to a folder of your own"
+
+
+def tuning_path(bundle: Path) -> Path:
+    """Where the tuning of ``bundle`` lies: beside it."""
+    bundle = bundle.absolute()
+    return bundle.with_name(f"{bundle.name}.tuning.json")
+
+
+def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
+    """What a measurement depends on."""
+    return {
+        "bundle": hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:16],
+        "cpu": cpu_name(),
+        "threads": str(threads),
+        "backend": backend,
+        "specrt": _version("specrt"),
+        "onnxruntime": _version("onnxruntime"),
+    }
+
+
+def write_tuning(bundle: Path, tuning: Tuning) -> None:
+    """Store ``tuning`` beside its bundle."""
+    write_text_file(tuning_path(bundle), json.dumps(to_json(tuning), indent=1) + "\n", HINT)
+
+
+def tuning_for(
+    bundle: Path, backend: str, threads: int, tell: Callable[[str], None] = lambda line: None
+) -> Tuning | None:
+    """The tuning of ``bundle`` if it holds here. ``tell`` is told of one that does not."""
+    path = tuning_path(bundle)
+    if not path.is_file():
+        return None
+    try:
+        tuning = from_json(Tuning, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        tell(f"{path}: not used, it cannot be read ({error}); measure again with 'specrt tune {bundle}'")
+        return None
+    here = fingerprint(bundle, backend, threads)
+    differing = [name for name, value in here.items() if tuning.fingerprint.get(name) != value]
+    if differing:
+        name = differing[0]
+        tell(
+            f"{path}: not used, it was measured with {name} {tuning.fingerprint.get(name)}, here it is {here[name]}; "
+            f"measure again with 'specrt tune {bundle}'"
+        )
+        return None
+    return tuning
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -1,0 +1,136 @@
+"""A model with the KV cache of one sequence: fixed buffers and one integer. Rollback is an assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specrt.engines.contract import (
+    INPUT_IDS,
+    POSITION_IDS,
+    ROW_INDICES,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+    ModelSpec,
+    model_contract,
+)
+from specrt.engines.interface import Array, Engine, Memory
+
+UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
+
+
+class CachedModel:
+    """Feeds tokens after the ``kv_len`` that the cache holds; ``read(LOGITS)`` gives the last rows of the last pass.
+
+    Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
+    With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
+    those for two or more agree to the last bit.
+
+    With a ``lender`` the cache is that model's memory, for the same layers with other weights: what it holds need not
+    be fed again. ``follow`` before each draft. What is written beyond the lender's ``kv_len`` is stale to it, and the
+    pass that verifies a draft writes over all of it.
+    """
+
+    def __init__(self, engine: Engine, slot: int, spec: ModelSpec, lender: CachedModel | None = None) -> None:
+        self.spec = spec
+        self._lender = lender
+        self.kv_len = 0
+        self.min_width = 1
+        self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
+        self._num_wide = 0  # so many of them were fed in passes of two or more
+        self.binding = engine.open(slot, None if lender is None else lender.kv_memory())
+        host = self.binding.host
+        self._ids = host[INPUT_IDS][0]  # [max_width] i64
+        self._positions = host[POSITION_IDS][0]  # [max_width] i64
+        # [1] i32 each; the standard dialect takes the length from the positions
+        self._last, self._total = (host.get(n, np.zeros(1, np.int32)) for n in (SEQLENS_K, TOTAL_SEQUENCE_LENGTH))
+        self._rows = host[ROW_INDICES]  # [max_rows] i64
+        self._all_positions = np.arange(spec.capacity, dtype=np.int64)
+
+    def feed(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
+        """Feed ``ids``; the last ``rows`` of them get logits. Returns the (width, rows) of the last pass.
+
+        ``late`` [N] i64 holds the last ids, N of them, where the host does not know them yet; ``learn`` them later.
+
+        Wider passes are cut into several. Rows beyond those asked for repeat the last one. Raises ``ValueError`` when
+        there is nothing to feed or the buffers cannot hold it.
+        """
+        remaining, start = len(ids), 0
+        if remaining < rows or self.kv_len + max(remaining, self.min_width) > self.spec.capacity:
+            raise ValueError(
+                f"{remaining} tokens for {rows} rows after {self.kv_len} cached ones: "
+                f"expected at least {rows} and a total of at most {self.spec.capacity}"
+            )
+        while remaining > self.spec.max_width:
+            width = min(self.spec.max_width, remaining - rows)
+            self._pass(ids[start : start + width], 1)
+            start, remaining = start + width, remaining - width
+        return self._pass(ids[start:] if start else ids, rows, late)
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Feed ``ids`` and keep nothing but their KV."""
+        if ids:
+            self.feed(ids, 1)
+
+    def learn(self, start: int, ids: Sequence[int]) -> None:
+        """The ids fed from position ``start`` on were these, as far as the cache goes."""
+        known = ids[: max(0, self.kv_len - start)]
+        self._tokens[start : start + len(known)] = known
+
+    def read(self, *names: str) -> list[Array]:
+        """See ``specrt.engines.interface.Binding.read``."""
+        return self.binding.read(*names)
+
+    def kv_memory(self) -> dict[str, Memory]:
+        """The memory of its cache, by tensor name."""
+        aliases = (tensor.alias for tensor in model_contract(self.spec).outputs)
+        return {name: self.binding.memory[name] for name in aliases if name is not None}
+
+    def follow(self) -> None:
+        """Hold what the lender holds, where there is one."""
+        if self._lender is not None:
+            self.kv_len = self._lender.kv_len
+
+    def rollback(self, kv_len: int) -> None:
+        """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
+        if not 0 <= kv_len <= self.kv_len:
+            raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
+        self.kv_len = kv_len
+
+    def reusable(self, tokens: Sequence[int], min_width: int) -> int:
+        """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
+        if self._lender is not None:
+            return 0  # it has what the lender has, once it follows
+        limit = min(self.kv_len, len(tokens) - 1)
+        if min_width > 1:
+            limit = min(limit, self._num_wide)
+        return next((i for i in range(limit) if self._tokens[i] != tokens[i]), max(limit, 0))
+
+    def close(self) -> None:
+        """Give the slot back."""
+        self.binding.close()
+
+    def _pass(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
+        num_ids, start = len(ids), self.kv_len
+        width, num_rows = max(num_ids, self.min_width), max(rows, self.min_width)
+        end = start + width
+        self._ids[:num_ids] = ids
+        self._ids[num_ids:width] = ids[-1]  # a filler's KV is stale at once
+        self._positions[:width] = self._all_positions[start:end]
+        self._last[0], self._total[0] = end - 1, end
+        self._rows[:rows] = self._all_positions[num_ids - rows : num_ids]
+        self._rows[rows:num_rows] = num_ids - 1
+        if late is not None:
+            self._ids[num_ids - len(late) : width] = 0
+        self.binding.upload()
+        if late is not None:
+            self.binding.take(INPUT_IDS, num_ids - len(late), late)
+        self.binding.run(width, num_rows)
+        self._tokens[start:] = ids
+        if width > 1:
+            self._num_wide = start + num_ids if self._num_wide >= start else self._num_wide
+        else:
+            self._num_wide = min(self._num_wide, start)
+        self.kv_len = start + num_ids
+        return width, num_rows

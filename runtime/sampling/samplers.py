@@ -1,0 +1,92 @@
+"""The heads of one model at work: graphs loaded when first needed, opened on the buffers of a slot."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from specrt.engines.contract import INPUT_IDS, LOGITS, ROW_INDICES
+from specrt.engines.interface import Array, Binding, Engine, Memory
+from specrt.engines.samplers import NUCLEUS_IS_LARGER, THRESHOLD
+
+
+class HeadEngines:
+    """Head graphs by name. May be used from several threads."""
+
+    def __init__(self, load: Callable[[str], Engine]) -> None:
+        self._load = load
+        self._engines: dict[str, Engine] = {}
+        self._slots = itertools.count()
+        self._lock = threading.Lock()
+
+    def open(self, name: str, shared: Mapping[str, Memory]) -> Binding:
+        """A new binding of head ``name`` on ``shared`` memory; see ``Engine.open``."""
+        with self._lock:
+            if name not in self._engines:
+                self._engines[name] = self._load(name)
+            return self._engines[name].open(next(self._slots), shared)
+
+
+class SlotHeads:
+    """The heads of one slot. Every tensor name is one buffer: what a head leaves in it is what the next one reads.
+
+    ``model`` is the binding whose passes they judge. ``host`` holds what the host writes, of all heads together.
+    """
+
+    def __init__(self, engines: HeadEngines, model: Binding) -> None:
+        self._engines = engines
+        self._bindings: dict[tuple[str, str], Binding] = {}
+        self.model = model
+        self.is_late = model.is_late
+        self.memory: dict[str, Memory] = {name: model.memory[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
+        self.host: dict[str, Array] = {}
+        self._writers: dict[str, Binding] = {}
+
+    def head(self, name: str, variant: str = "", replaced: Mapping[str, Memory] | None = None) -> Binding:
+        """Head ``name``, opened once for each ``variant``, whose tensors in ``replaced`` lie in other memory."""
+        key = (name, variant)
+        if key not in self._bindings:
+            binding = self._engines.open(name, {**self.memory, **(replaced or {})})
+            self._bindings[key] = binding
+            for tensor, memory in binding.memory.items():
+                if tensor not in (replaced or {}):
+                    self.memory.setdefault(tensor, memory)
+            for tensor, array in binding.host.items():
+                self.host.setdefault(tensor, array)
+                self._writers.setdefault(tensor, binding)
+        return self._bindings[key]
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Fill tensors that the host writes, for passes from here on."""
+        for name, value in values.items():
+            self.host[name][:] = value
+            self._writers[name].upload(name)
+
+    def close(self) -> None:
+        """Close all bindings."""
+        while self._bindings:
+            self._bindings.popitem()[1].close()
+
+
+class Warp:
+    """Logits to probabilities: softmax, or filters.
+
+    Filters sort only the most likely ids. Where the nucleus is larger, the next one sorts more, and the last finds its
+    threshold without a sort; rows that fitted come out of it with the same bits. All are opened here, none in a round.
+    On a device nobody looks whether the nucleus is larger, since that would be to wait: the first and the last run.
+    """
+
+    def __init__(self, heads: SlotHeads, names: Sequence[str], variant: str, replaced: Mapping[str, Memory]) -> None:
+        first = heads.head(names[0], variant, replaced)
+        own = {tensor: first.memory[tensor] for tensor in (NUCLEUS_IS_LARGER, THRESHOLD) if tensor in first.memory}
+        further = names[1:][-1:] if heads.is_late else names[1:]
+        self._bindings = [first, *(heads.head(name, variant, {**replaced, **own}) for name in further)]
+        self._looks = not heads.is_late and bool(own)
+
+    def run(self, width: int, rows: int) -> None:
+        """Write the probabilities of ``rows`` rows."""
+        for binding in self._bindings:
+            binding.run(width, rows)
+            if self._looks and not binding.read(NUCLEUS_IS_LARGER)[0][:rows].any():
+                return

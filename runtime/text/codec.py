@@ -1,0 +1,114 @@
+"""Prompts to token ids and back: one encode function, one decode function, and a stream that equals decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as short_repr
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from specrt.engines.errors import BundleError, UsageError
+from specrt.engines.manifest import TokenizerEntry
+from specrt.runtime.text.chat_template import DEFAULT, ChatTemplates
+from specrt.runtime.text.detokenizer import CLEANUP, TextStream, stage_makers
+from specrt.runtime.text.messages import ChatOptions, is_message
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+
+PROMPT_KINDS = "a string, a list of messages or a list of token ids"
+
+
+class TextCodec:
+    """The target's tokenizer and chat templates. Valid ids are below ``vocab_size``, the number of logits.
+
+    ``templates`` holds them by name, or is the only one; ``names`` are the special tokens that templates may name, such
+    as ``bos_token``. With ``clean_up_spaces`` the text is cleaned as transformers cleans that of WordPiece tokenizers.
+    Raises ``UnsupportedModelError`` for a tokenizer whose decoder cannot be streamed.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        templates: str | Mapping[str, str] | None,
+        names: Mapping[str, str],
+        clean_up_spaces: bool = False,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer, self._vocab_size, self._cleans_up = tokenizer, vocab_size, clean_up_spaces
+        self._templates = ChatTemplates({DEFAULT: templates} if isinstance(templates, str) else templates or {}, names)
+        self._special = frozenset(t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special)
+        self._stage_makers = stage_makers(tokenizer, clean_up_spaces)
+
+    @classmethod
+    def from_bundle(cls, bundle: Path, entry: TokenizerEntry, vocab_size: int) -> TextCodec:
+        """The codec of a bundle folder. Raises ``BundleError`` when the tokenizer or a template cannot be read."""
+        path = bundle / entry.file
+        templates = {}
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+            for name, file in entry.templates.items():
+                path = bundle / file
+                templates[name] = path.read_text(encoding="utf-8")
+        except Exception as error:  # the binding of tokenizers raises the bare class
+            raise BundleError(f"{path}: cannot be read ({error}); export the bundle again") from error
+        return cls(tokenizer, vocab_size, templates, entry.special_tokens, entry.clean_up_spaces)
+
+    def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
+        """The token ids of a prompt, at least one; every path of specrt encodes here.
+
+        A string gets the tokenizer's own special tokens. Messages go through the chat template as ``chat`` says, and
+        get no special tokens beyond those that the template writes. Ids are taken as they are. As in transformers,
+        special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
+        prompt, one of another shape, ids outside the vocabulary, and options of a chat template where none is used.
+        """
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+            raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
+        is_chat = not isinstance(prompt, str) and any(map(is_message, prompt))
+        if chat is not None and chat.given and not is_chat:
+            raise UsageError(f"{chat.given}: it is for lists of messages, got a prompt that is none; leave it out")
+        if not prompt:
+            ids = list[Any]()
+        elif isinstance(prompt, str):
+            ids = self._ids_of_text(prompt, add_special_tokens=True)
+        elif is_chat:
+            ids = self._ids_of_text(self.render(prompt, chat), add_special_tokens=False)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise UsageError(f"prompt: got no tokens, expected at least one; pass {PROMPT_KINDS} that is not empty")
+        for index, token_id in enumerate(ids):
+            is_integer = hasattr(token_id, "__index__") and not isinstance(token_id, bool)
+            if not (is_integer and 0 <= token_id < self._vocab_size):
+                raise UsageError(
+                    f"prompt: token {index} is {short_repr(token_id)}, expected an id in 0..{self._vocab_size - 1}; "
+                    "pass the text, or ids of the target's tokenizer"
+                )
+        return list(map(int, ids))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` without special tokens; ids that only pad the vocabulary have no text."""
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        for old, new in CLEANUP if self._cleans_up else ():
+            text = text.replace(old, new)
+        return text
+
+    def stream(self) -> TextStream:
+        """A new stream, for the ids of one output."""
+        return TextStream(self._visible_token, [make() for make in self._stage_makers])
+
+    def _visible_token(self, token_id: int) -> str | None:
+        return None if (token := self._tokenizer.id_to_token(token_id)) in self._special else token
+
+    def _ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:
+            raise UsageError("prompt: got half a surrogate pair, expected Unicode text; read it as UTF-8") from error
+
+    def render(self, messages: Sequence[Any], chat: ChatOptions | None = None) -> str:
+        """What ``apply_chat_template`` of transformers makes of ``messages``, by default with a generation prompt."""
+        return self._templates.render(messages, chat or ChatOptions())

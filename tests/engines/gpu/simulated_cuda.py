@@ -1,0 +1,139 @@
+"""A GPU for tests without one: its memory is the host's, at real addresses; its stream runs only when somebody waits.
+
+So a read without a wait sees what was there before, and page-locked memory that is overwritten too early shows in the
+answer. It refuses what CUDA refuses, and counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from ctypes import memmove
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specrt.engines.interface import Array
+
+ALIGNMENT = 256
+POISON = 0x7F  # what freed memory is filled with: as a float, a huge number
+
+
+@dataclass
+class Graph:
+    """What was captured, to be run again and again."""
+
+    work: list[Callable[[], None]]
+    is_dropped: bool = False
+
+
+@dataclass
+class SimulatedCuda:
+    """See ``specrt.engines.gpu.driver.Cuda``. ``counts`` has calls by name, and bytes by direction."""
+
+    name: str = "simulated GPU"
+    compute_capability: str = "8.9"
+    stream: int = 77
+    can_capture: bool = True
+    marks: dict[int, float] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    sizes: dict[int, int] = field(default_factory=dict)
+    pinned: dict[int, int] = field(default_factory=dict)
+    _memory: dict[int, Array] = field(default_factory=dict)
+    _queue: list[Callable[[], None]] = field(default_factory=list)
+    _capturing: list[Callable[[], None]] | None = None
+
+    def _allocate(self, num_bytes: int) -> int:
+        assert self._capturing is None, "cudaMalloc is not allowed while a stream is captured"
+        assert num_bytes > 0
+        raw = np.full(num_bytes + ALIGNMENT, POISON, np.uint8)
+        address = -(-raw.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self._memory[address] = raw
+        return address
+
+    def allocate(self, num_bytes: int) -> int:
+        self.counts["allocate"] += 1
+        address = self._allocate(num_bytes)
+        self.sizes[address] = num_bytes
+        self.enqueue(lambda: memmove(address, bytes(num_bytes), num_bytes))
+        return address
+
+    def free(self, address: int) -> None:
+        assert not self._queue, "memory is freed while work that may use it is under way"
+        self._free(address, self.sizes)
+
+    def allocate_pinned(self, num_bytes: int) -> int:
+        self.counts["allocate_pinned"] += 1
+        address = self._allocate(num_bytes)
+        self.pinned[address] = num_bytes
+        return address
+
+    def free_pinned(self, address: int) -> None:
+        assert not self._queue
+        self._free(address, self.pinned)
+
+    def _free(self, address: int, sizes: dict[int, int]) -> None:
+        del sizes[address]
+        self._memory.pop(address)[:] = POISON
+
+    def is_within(self, sizes: dict[int, int], address: int, num_bytes: int) -> bool:
+        """Whether the bytes lie in one piece of memory that is allocated."""
+        return any(start <= address and address + num_bytes <= start + size for start, size in sizes.items())
+
+    def enqueue(self, work: Callable[[], Any]) -> None:
+        """Put work into the stream, or into the graph that is being captured."""
+        (self._queue if self._capturing is None else self._capturing).append(work)
+
+    def upload(self, target: int, pinned: int, num_bytes: int) -> None:
+        self._copy("upload", self.sizes, target, self.pinned, pinned, num_bytes)
+
+    def download(self, pinned: int, source: int, num_bytes: int) -> None:
+        self._copy("download", self.pinned, pinned, self.sizes, source, num_bytes)
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        self._copy("copy", self.sizes, target, self.sizes, source, num_bytes)
+
+    def _copy(self, kind: str, to: dict[int, int], target: int, of: dict[int, int], source: int, size: int) -> None:
+        assert self.is_within(to, target, size), f"{kind} to memory that is not allocated"
+        assert self.is_within(of, source, size), f"{kind} from memory that is not allocated"
+        self.counts[kind] += 1
+        self.counts[f"{kind} bytes"] += size
+        self.enqueue(lambda: memmove(target, source, size))
+
+    def capture(self, enqueue: Callable[[], bool]) -> Graph | None:
+        self.counts["capture"] += 1
+        if not self.can_capture:
+            return None
+        self._capturing = []
+        try:
+            is_done = enqueue()
+        finally:
+            work, self._capturing = self._capturing, None
+        return Graph(work) if is_done else None
+
+    def launch(self, graph: Graph) -> None:
+        assert not graph.is_dropped
+        self.counts["launch"] += 1
+        self._queue.extend(graph.work)
+
+    def drop(self, graph: Graph) -> None:
+        assert not self._queue, "a graph is dropped that may be running"
+        graph.is_dropped = True
+
+    def mark(self, number: int) -> None:
+        def note() -> None:
+            self.marks[number] = time.perf_counter()
+
+        self.enqueue(note)
+
+    def elapsed_ms(self) -> float:
+        assert not self._queue, "the time of a mark is known after a wait"
+        return (self.marks[1] - self.marks[0]) * 1e3
+
+    def wait(self) -> None:
+        assert self._capturing is None, "nobody may wait while a stream is captured"
+        self.counts["wait"] += 1
+        while self._queue:
+            self._queue.pop(0)()

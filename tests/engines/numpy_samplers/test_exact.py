@@ -1,0 +1,235 @@
+"""Exact laws: whatever a rule accepts, what is committed and continued from the target has the target's law."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+from specrt.engines import numpy_samplers
+from tests.engines.numpy_samplers.enumeration import (
+    Keys,
+    Law,
+    Model,
+    Pair,
+    Row,
+    Rule,
+    Tokens,
+    Uniforms,
+    bias,
+    by_position,
+    by_round,
+    common,
+    law_of,
+    random_model,
+)
+
+TOLERANCE = 1e-12
+LONG = 99  # a memory longer than any sequence here
+Step = Callable[[Tokens, Uniforms], Tokens]
+
+each_rule = pytest.mark.parametrize("rule", [numpy_samplers.token, numpy_samplers.block])
+each_seed = pytest.mark.parametrize("seed", range(3))
+
+
+def random_pair(seed: int, k: int, vocab_size: int = 3, memory: int = LONG) -> Pair:
+    return Pair(random_model(seed, vocab_size, memory), random_model(seed + 1000, vocab_size, memory), k)
+
+
+def one_hot(model: Model) -> Model:
+    """Always the most likely id of ``model``: a greedy draft."""
+
+    def row(prefix: Tokens) -> Row:
+        weights = model(prefix).weights
+        return Row(tuple(Fraction(i == weights.index(max(weights))) for i in range(len(weights))))
+
+    return row
+
+
+def bias_of(law: Law, pair: Pair, rounds: int) -> float:
+    """Of ``rounds`` rounds that are continued from the target to one token more than they can commit."""
+    return bias(law, pair.target, rounds * (pair.k + 1) + 1)
+
+
+def twice(step: Step) -> Callable[[Uniforms], Tokens]:
+    """The second round continues from what the first committed, with the same uniforms where keys are the same."""
+
+    def program(uniforms: Uniforms) -> Tokens:
+        first = step((), uniforms)
+        return first + step(first, uniforms)
+
+    return program
+
+
+def then_fresh(step: Step, memory: int) -> Law:
+    """The law of two rounds whose uniforms are independent: the second depends on the last ``memory`` tokens only."""
+    second: dict[Tokens, Law] = {}
+    law: Law = defaultdict(Fraction)
+    for first, chance in law_of(partial(step, ())).items():
+        context = first[-memory:]
+        if context not in second:
+            second[context] = law_of(partial(step, context))
+        for tokens, weight in second[context].items():
+            law[first + tokens] += chance * weight
+    return law
+
+
+# --- one round -----------------------------------------------------------------------------------------------------
+
+
+@each_seed
+@pytest.mark.parametrize("k", [1, 2, 3])
+@each_rule
+def test_a_round_has_the_target_s_law(rule: Rule, k: int, seed: int) -> None:
+    pair = random_pair(seed, k)
+    assert bias_of(law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
+
+
+@each_seed
+@pytest.mark.parametrize(("k", "keys"), [(1, by_position), (2, by_position), (1, common), (2, common), (3, common)])
+def test_a_round_of_match_has_the_target_s_law(k: int, keys: Keys, seed: int) -> None:
+    """The draft draws with uniforms of its own, and with the target's."""
+    pair = random_pair(seed, k)
+    assert bias_of(law_of(lambda uniforms: pair.matched((), uniforms, keys)), pair, 1) <= TOLERANCE
+
+
+# --- two rounds ----------------------------------------------------------------------------------------------------
+
+
+@each_rule
+def test_two_rounds_of_three_drafted_ids_have_the_target_s_law(rule: Rule) -> None:
+    pair = random_pair(5, 3, memory=2)
+    law = then_fresh(lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, by_round), memory=2)
+    assert {len(tokens) for tokens in law} == set(range(2, 9))
+    assert bias_of(law, pair, 2) <= TOLERANCE
+
+
+@each_seed
+@pytest.mark.parametrize(
+    ("rule", "keys"),
+    [(numpy_samplers.token, by_round), (numpy_samplers.token, by_position), (numpy_samplers.block, by_round)],
+)
+def test_two_rounds_with_the_keys_of_the_rule_have_the_target_s_law(rule: Rule, keys: Keys, seed: int) -> None:
+    pair = random_pair(seed, 2, memory=1)
+    step: Step = lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, keys)  # noqa: E731
+    assert bias_of(law_of(twice(step), ends=False), pair, 2) <= TOLERANCE
+
+
+@each_seed
+def test_two_rounds_of_block_are_biased_by_uniforms_of_positions(seed: int) -> None:
+    """Its decision looks at ids beyond those it accepts, and their positions are judged again."""
+    pair = random_pair(seed, 2, memory=1)
+    step: Step = lambda prefix, uniforms: pair.sampled(numpy_samplers.block, prefix, uniforms, by_position)  # noqa: E731
+    assert 0.002 < bias_of(law_of(twice(step), ends=False), pair, 2) < 0.1
+
+
+def matched_twice(pair: Pair, keys: Keys) -> Law:
+    """Two rounds of ``match``, each path of which commits what the target alone draws with the same uniforms."""
+    alone = Pair(pair.target, pair.draft, 0)
+
+    def program(uniforms: Uniforms) -> Tokens:
+        tokens = twice(lambda prefix, given: pair.matched(prefix, given, keys))(uniforms)
+        plain: Tokens = ()
+        while len(plain) < len(tokens):
+            plain += alone.matched(plain, uniforms, keys)
+        assert plain == tokens
+        return tokens
+
+    return law_of(program, ends=False)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("k", "vocab_size", "keys"), [(2, 3, common), (3, 2, common), (2, 2, by_position)])
+def test_two_rounds_of_match_have_the_target_s_law(k: int, vocab_size: int, keys: Keys, seed: int) -> None:
+    pair = random_pair(seed, k, vocab_size, memory=2)
+    assert bias_of(matched_twice(pair, keys), pair, 2) <= TOLERANCE
+
+
+def test_two_rounds_of_match_with_three_greedily_drafted_ids_have_the_target_s_law() -> None:
+    target = random_model(8, 3, memory=1)
+    pair = Pair(target, one_hot(target), 3)
+    law = matched_twice(pair, by_position)
+    assert {len(tokens) for tokens in law} == set(range(2, 9))
+    assert bias_of(law, pair, 2) <= TOLERANCE
+
+
+# --- how much is accepted ------------------------------------------------------------------------------------------
+
+
+def accepted(law: Law) -> Law:
+    """The law of n."""
+    counts: Law = defaultdict(Fraction)
+    for tokens, chance in law.items():
+        counts[(len(tokens) - 1,)] += chance
+    return counts
+
+
+def mean(law: Law) -> Fraction:
+    return sum((chance * n for (n,), chance in accepted(law).items()), Fraction(0))
+
+
+def round_law(pair: Pair, rule: Rule) -> Law:
+    return law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(numpy_samplers.token, Fraction(10, 9)), (numpy_samplers.block, Fraction(11, 9))]
+)
+def test_the_paper_s_toy_case(rule: Rule, expected: Fraction) -> None:
+    third = Fraction(1, 3)
+    pair = Pair(lambda prefix: Row((third, 2 * third)), lambda prefix: Row((2 * third, third)), 2)
+    law = round_law(pair, rule)
+    assert mean(law) == expected
+    assert bias_of(law, pair, 1) <= TOLERANCE
+
+
+@each_seed
+def test_the_chances_of_block_are_those_of_the_paper(seed: int) -> None:
+    """To rounding, at every drafted sequence; a sum of them with the wrong sign or row would be far off."""
+    pair = random_pair(seed, 3)
+
+    def program(uniforms: Uniforms) -> Tokens:
+        judged = pair.propose((), uniforms, by_round)
+        chances = numpy_samplers.block_chances(*judged.fp32, judged.drafted)
+        np.testing.assert_allclose(chances, [float(edge) for edge in judged.edges(numpy_samplers.block)], atol=1e-6)
+        prefixes = numpy_samplers.block_prefixes(*judged.fp32, judged.drafted)
+        np.testing.assert_allclose(prefixes, [float(prefix) for prefix in judged.prefixes], atol=1e-6)
+        return judged.drafted
+
+    assert len(law_of(program, ends=False)) > 8
+
+
+@each_seed
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_block_accepts_more_than_token_unless_one_id_is_drafted(k: int, seed: int) -> None:
+    pair = random_pair(seed, k, memory=1)
+    token, block = round_law(pair, numpy_samplers.token), round_law(pair, numpy_samplers.block)
+    assert mean(token) == mean(block) if k == 1 else mean(token) < mean(block)
+
+
+@each_seed
+def test_with_a_greedy_draft_both_rules_accept_alike(seed: int) -> None:
+    target = random_model(seed, 3, LONG)
+    pair = Pair(target, one_hot(random_model(seed + 50, 3, LONG)), 3)
+    token, block = round_law(pair, numpy_samplers.token), round_law(pair, numpy_samplers.block)
+    assert accepted(token) == accepted(block)
+    assert token == block
+
+
+@each_rule
+def test_a_draft_that_is_the_target_is_always_accepted(rule: Rule) -> None:
+    target = random_model(3, 3, LONG)
+    assert accepted(round_law(Pair(target, target, 3), rule)) == {(3,): 1}
+
+
+@each_rule
+def test_a_draft_of_what_the_target_never_says_is_never_accepted(rule: Rule) -> None:
+    zero, half = Fraction(0), Fraction(1, 2)
+    pair = Pair(lambda prefix: Row((half, half, zero)), lambda prefix: Row((zero, zero, 2 * half)), 3)
+    law = round_law(pair, rule)
+    assert accepted(law) == {(0,): 1}
+    assert bias_of(law, pair, 1) <= TOLERANCE

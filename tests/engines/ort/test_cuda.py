@@ -1,0 +1,138 @@
+"""ONNX Runtime on CUDA, and draft and target in different places, on a simulated GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as real_ort
+import pytest
+
+import specrt
+from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.gpu import device
+from specrt.engines.gpu.device import Device
+from specrt.exporter.export import export
+from specrt.exporter.options import ExportOptions
+from specrt.runtime.options import options_of
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import settings_of
+from specrt.tools.rounds import run_rounds
+from tests.engines.gpu.simulated_cuda import SimulatedCuda
+from tests.engines.ort.simulated_ort import SimulatedOrt
+from tests.tiny import save_tiny_model
+
+K, NUM_TOKENS = 3, 24
+PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {"draft": "none"},
+    "greedy": {"draft": "model"},
+    "ngram": {"draft": "ngram"},
+    "seed": {"draft": "model", "temperature": 0.8, "seed": 3},
+    "block": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "top_p": 0.9},
+    "penalties": {"draft": "model", "frequency_penalty": 0.4, "temperature": 0.8, "seed": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny bundle in fp16 that drafts for itself."""
+    root = tmp_path_factory.mktemp("half")
+    model = save_tiny_model(root / "model")
+    export(ExportOptions(str(model), root / "bundle", "self", K, max_seq_len=96, prefill_chunk=32, dtype="fp16"))
+    return root / "bundle"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
+    """ONNX Runtime with a GPU, beside the real one on the CPU."""
+    cuda = SimulatedCuda()
+    opened = Device(cuda)
+    module = SimulatedOrt(cuda)
+    monkeypatch.setattr(cuda, "ort", module)
+    for place in (device, cuda):
+        monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
+    return module
+
+
+def generated(runtime: Runtime, **way: Any) -> tuple[list[int], list[int]]:
+    if way.get("draft") != "none":
+        way["num_speculative_tokens"] = K
+    result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True, **way)
+    return result.token_ids, result.stats.acceptance_histogram
+
+
+def test_ids_are_those_of_the_cpu(half: Path, gpu: SimulatedOrt) -> None:
+    with specrt.load(half, threads=1) as runtime:
+        expected = {name: generated(runtime, **way) for name, way in WAYS.items()}
+    with specrt.load(half, device="cuda") as runtime:
+        assert runtime.device == "cuda"
+        found = {name: generated(runtime, **way) for name, way in WAYS.items()}
+    assert found == expected
+    assert all(session.is_strict for session in gpu.sessions), "no node on the CPU, and so no copies in the round"
+
+
+@pytest.mark.parametrize("name", ["greedy", "seed", "block"])
+def test_the_host_waits_once_a_round(half: Path, gpu: SimulatedOrt, name: str) -> None:
+    with specrt.load(half, device="cuda") as runtime:
+        given: Any = {"max_new_tokens": 64, "ignore_eos": True, "num_speculative_tokens": K, **WAYS[name]}
+        settings, slot = settings_of(options_of(given), runtime.manifest), runtime.open_slot("model")
+        marks: list[Counter[str]] = []
+        prompt = runtime.codec.encode(PROMPT)
+        run_rounds(runtime, slot, prompt, settings, lambda *_: marks.append(gpu.cuda.counts.copy()))
+        slot.close()
+    rounds = [after - before for before, after in itertools.pairwise(marks[3:])]
+    assert len(rounds) > 3
+    assert {(seen["wait"], seen["allocate"], seen["allocate_pinned"]) for seen in rounds} == {(1, 0, 0)}
+
+
+@pytest.mark.parametrize("places", [("cpu", "cuda"), ("cuda", "cpu")])
+def test_draft_and_target_on_different_devices(half: Path, gpu: SimulatedOrt, places: tuple[str, str]) -> None:
+    """They share no memory: only ``match``, which is what sampling then uses; another rule is refused."""
+    with specrt.load(half, threads=1) as runtime:
+        names = ["greedy", "seed", "penalties"]
+        expected = {name: generated(runtime, **WAYS[name]) for name in names}
+    with specrt.load(half, threads=1, device=places[0], draft_device=places[1]) as runtime:
+        assert {name: generated(runtime, **WAYS[name]) for name in names} == expected
+        with pytest.raises(UsageError, match="rule: got 'block', but the draft is on another device"):
+            generated(runtime, **WAYS["block"])
+        settings = runtime.stream(PROMPT, temperature=1.0).settings
+        assert (settings.rule, settings.sources["rule"]) == ("match", "the draft is on another device")
+
+
+def test_a_provider_that_is_not_there_or_not_in_force_is_an_error(half: Path, gpu: SimulatedOrt) -> None:
+    gpu.available = ("CPUExecutionProvider",)
+    with pytest.raises(BackendError, match="this onnxruntime has no CUDAExecutionProvider, only CPUExecution"):
+        specrt.load(half, device="cuda")
+    gpu.available, gpu.in_force = ("CUDAExecutionProvider",), "CPUExecutionProvider"
+    with pytest.raises(BackendError, match="asked for CUDAExecutionProvider, got CPUExecutionProvider"):
+        specrt.load(half, device="cuda")
+
+
+def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:
+    gpu.on_cpu = {"heads"}
+    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="some of it runs on the CPU"):
+        found = generated(runtime, **WAYS["plain"])
+    with specrt.load(half, threads=1) as runtime:
+        assert generated(runtime, **WAYS["plain"]) == found
+
+
+def test_fp32_has_no_attention_on_cuda(tiny_bundle: Path, gpu: SimulatedOrt) -> None:
+    with pytest.raises(BackendError, match="its KV cache is float32, on CUDA it must be float16 or bfloat16; export"):
+        specrt.load(tiny_bundle, device="cuda")
+
+
+def test_without_a_gpu_one_line_says_so(half: Path) -> None:
+    if "CUDAExecutionProvider" in real_ort.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    with pytest.raises(BackendError, match=r"device cuda: .*(driver|install)"):
+        specrt.load(half, device="cuda")
+
+
+def test_a_draft_that_is_no_model_runs_nowhere(gpu: SimulatedOrt, half: Path, tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    export(ExportOptions(str(model), tmp_path / "bundle", num_speculative_tokens=2, max_seq_len=64))
+    with pytest.raises(UsageError, match="draft device: this bundle has no draft model, got cpu"):
+        specrt.load(tmp_path / "bundle", draft_device="cpu")

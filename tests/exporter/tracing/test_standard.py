@@ -1,0 +1,135 @@
+"""The standard dialect on ONNX Runtime's CPU: the contract test, on the fp32 twin and on fp16 as it is.
+
+The twin must answer as the model with the same rounded weights does in fp32. ONNX Runtime has no bf16 kernels on the
+CPU, so a bf16 graph must be the fp16 graph, node by node, but for its dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from specrt.engines.contract import LOGITS, STANDARD_DIALECT, ModelSpec
+from specrt.engines.interface import Array, write_pass
+from specrt.exporter.parity.fp32_copy import widen
+from specrt.exporter.parity.precision import cast_weights
+from specrt.exporter.passes import optimize
+from specrt.exporter.tracing.observe import observe
+from specrt.exporter.tracing.trace import trace
+from tests.exporter.passes.passes_on_ort import Passes
+from tests.exporter.tracing.architectures import VOCAB_SIZE, WINDOW, each_row, tiny_model
+
+PAST = (0, 1, 5, 100)
+W = 9
+LENGTH = max(PAST) + W
+TOLERANCE = 2e-5  # of the largest logit, in fp32
+HALF_TOLERANCE = 3e-2
+MAX_SEQ_LEN = 200
+# Families that overflow in fp16, slow as each takes two exports, and one that is there anyway.
+BF16 = ("gemma2-head-of-12", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "gemma3")))
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "granite": {"residual_multiplier": 0.75},  # a number of fp16: in the graph it is a constant of that type
+}
+
+
+def rounded_model(name: str, dtype: torch.dtype) -> Any:
+    """A tiny model with weights in ``dtype``; buffers, such as rope frequencies, stay in fp32, as when it is loaded."""
+    model = tiny_model(name, **OVERRIDES.get(name, {}))
+    cast_weights(model, dtype)
+    return model
+
+
+def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
+    """What a graph computes, without its dtypes."""
+    nodes = []
+    for node in graph.graph:
+        attributes = {
+            name: str(a.value) for name, a in node.attributes.items() if (node.op_type, name) != ("Cast", "to")
+        }
+        nodes.append((node.domain, node.op_type, len(node.inputs), sorted(attributes.items())))
+    return nodes
+
+
+class Exported:
+    """A tiny model's graph in fp16 and its twin on ONNX Runtime, and what torch says in fp32."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, LENGTH)
+        with torch.no_grad():
+            model = rounded_model(name, torch.float16)
+            cast_weights(model, torch.float32)
+            tokens = torch.from_numpy(self.ids)[None]
+            self.expected: Array = model(input_ids=tokens, use_cache=False).logits[0].numpy()
+        self.scale = np.abs(self.expected).max()
+        cast_weights(model, torch.float16)
+        layers = observe(model.config).kv_layers
+        self.spec = ModelSpec(VOCAB_SIZE, MAX_SEQ_LEN, MAX_SEQ_LEN + W - 1, 120, W, "float16", layers, STANDARD_DIALECT)
+        graph = optimize(trace(model, self.spec), self.spec)
+        self.nodes, self.opsets = nodes_of(graph), dict(graph.opset_imports)
+        ir.save(graph, folder / "half.onnx", external_data="half.data")
+        self.half = Passes(folder / "half.onnx", self.spec, self.ids)
+        assert nodes_of(widen(graph)) == self.nodes
+        ir.save(graph, folder / "twin.onnx", external_data="twin.data")
+        self.twin = Passes(folder / "twin.onnx", replace(self.spec, dtype="float32"), self.ids)
+
+
+@pytest.fixture(scope="module", params=each_row())
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("precision", ["twin", "half"])
+def test_rows_equal_single_rows_equal_no_cache(exported: Exported, precision: str) -> None:
+    assert exported.scale > 0.1, "logits this small would hide an error"
+    passes: Passes = getattr(exported, precision)
+    tolerance = TOLERANCE if precision == "twin" else HALF_TOLERANCE
+    for past in PAST:
+        for n in (1, 2, 3, W):
+            expected = exported.expected[past : past + n]
+            for widths in ([n], [1] * n):
+                error = np.abs(passes.logits(past, widths) - expected).max() / exported.scale
+                assert error <= tolerance, f"past {past}, passes of {widths}: {error:.2e}"
+
+
+def test_only_standard_operators(exported: Exported) -> None:
+    assert exported.opsets == {"": 24}
+    assert {domain for domain, *_ in exported.nodes} == {""}
+    operators = [operator for _, operator, *_ in exported.nodes]
+    assert operators.count("TensorScatter") == 2 * len(exported.spec.kv_layers)
+
+
+@pytest.mark.parametrize("exported", BF16, indirect=True)
+def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(exported: Exported) -> None:
+    model = rounded_model(exported.name, torch.bfloat16)
+    spec = replace(exported.spec, dtype="bfloat16")
+    graph = optimize(trace(model, spec), spec)
+    types = [value.type.dtype for value in graph.graph.outputs if value.type is not None]
+    assert types == [ir.DataType.FLOAT] + [ir.DataType.BFLOAT16] * 2 * len(spec.kv_layers)
+    assert nodes_of(graph) == exported.nodes
+
+
+def test_stale_slots_are_not_seen(tmp_path: Path) -> None:
+    """Rollback is an assignment: what lies beyond the positions of a pass, or behind its window, changes nothing."""
+    exported = Exported("mistral", tmp_path)
+    binding = exported.twin.engine.open(0)
+    passes = []
+    for stale in (0.0, 1e3):
+        for name, buffer in binding.host.items():
+            if name.startswith("past_"):
+                buffer[:] = stale
+        write_pass(binding.host, exported.ids[:30], 0, 1)
+        binding.run(30, 1)
+        for name, buffer in binding.host.items():
+            if name.startswith("past_"):
+                buffer[:, :, : 30 - WINDOW + 1] = stale
+        write_pass(binding.host, exported.ids[30:32], 30, 2)
+        binding.run(2, 2)
+        passes.append(binding.host[LOGITS][:2].copy())
+    assert np.array_equal(passes[0], passes[1])

@@ -1,0 +1,271 @@
+"""The house rules: arrows between packages, cold imports, the wheel's content, sizes, exit codes, links in docs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specrt.engines import errors
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("specrt", "engines", "runtime", "exporter", "tools")
+FOLDERS = PACKAGES[1:]
+
+# What the files of a folder may import of specrt, anywhere in them.
+ARROWS = {
+    "specrt": {"engines", "runtime"},
+    "engines": {"engines", "__version__"},
+    "runtime": {"runtime", "engines", "__version__"},
+    "exporter": {"exporter", "engines", "__version__"},
+    "tools": {"tools", "exporter", "runtime", "engines", "__version__"},
+}
+# One arrow for one purpose: the exporter tries the tokenizer with the runtime's own class.
+TRIES_TOKENIZER, TOKENIZER_CLASS = "exporter/tokenizer.py", "specrt.runtime.text.codec.TextCodec"
+EXPORT_LIBRARIES = {"torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "accelerate", "gguf"}
+# Files of tools/ that exist to run torch, in a process of their own.
+TORCH_TOOLS: frozenset[str] = frozenset()
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 60
+
+SOURCES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+each_source = pytest.mark.parametrize("path", SOURCES, ids=name_of)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
+
+
+def package_of(path: Path, root: Path = ROOT) -> list[str]:
+    """Parts of the package that holds the file: ``exporter/passes/x.py`` -> specrt, exporter, passes."""
+    parts = list(path.relative_to(root).parent.parts)
+    return parts if parts[0] == "specrt" else ["specrt", *parts]
+
+
+def imported_by(node: ast.AST, package: list[str]) -> list[str]:
+    """Absolute names that a node imports; a string that names a module of ours counts, as for ``import_module``."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = package[: len(package) + 1 - node.level] if node.level else []
+        module = ".".join([*base, *filter(None, [node.module])])
+        return [f"{module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value] if re.fullmatch(r"specrt(\.[a-z_]\w*)+", node.value) else []
+    return []
+
+
+def imports(path: Path) -> list[str]:
+    return [name for node in ast.walk(parse(path)) for name in imported_by(node, package_of(path))]
+
+
+def nodes_run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node below ``node`` but those in function bodies and under ``if TYPE_CHECKING``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            continue
+        yield child
+        yield from nodes_run_at_import(child)
+
+
+def arrow_of(name: str) -> str | None:
+    """The package of ours that ``name`` is in: ``specrt.engines.contract.LOGITS`` -> ``engines``."""
+    root, _, rest = name.partition(".")
+    return rest.split(".")[0] if root == "specrt" else None
+
+
+def test_the_build_maps_each_folder_to_its_package() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders = {name_of(path.parent) for path in SOURCES}
+    assert {".".join(package_of(ROOT / folder / "x.py")): folder for folder in folders} == table["package-dir"]
+    assert set(table["packages"]) == set(table["package-dir"])
+
+
+@each_source
+def test_arrows_point_one_way(path: Path) -> None:
+    folder = path.relative_to(ROOT).parts[0]
+    names = set(imports(path)) - ({TOKENIZER_CLASS} if name_of(path) == TRIES_TOKENIZER else set())
+    wrong = sorted({name for name in names if (arrow := arrow_of(name)) and arrow not in ARROWS[folder]})
+    assert wrong == [], f"{folder} may import only {sorted(ARROWS[folder])} of specrt"
+
+
+@each_source
+def test_only_the_exporter_and_tools_know_torch(path: Path) -> None:
+    if path.relative_to(ROOT).parts[0] in ("exporter", "tools"):
+        return
+    assert sorted({name for name in imports(path) if name.split(".")[0] in EXPORT_LIBRARIES}) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tools").rglob("*.py")), ids=name_of)
+def test_tools_import_what_is_heavy_inside_the_command(path: Path) -> None:
+    if path.name in TORCH_TOOLS:
+        return
+    at_import = [name for node in nodes_run_at_import(parse(path)) for name in imported_by(node, package_of(path))]
+    heavy = {name for name in at_import if name.split(".")[0] in EXPORT_LIBRARIES or arrow_of(name) == "exporter"}
+    assert sorted(heavy) == []
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], ids=name_of)
+def test_folders_are_imported_by_their_package_names(path: Path) -> None:
+    assert sorted({name for name in imports(path) if name.split(".")[0] in FOLDERS}) == []
+
+
+BLOCKED = sorted({*EXPORT_LIBRARIES, "specrt.exporter", "specrt.tools"})
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == b or name.startswith(b + ".") for b in BLOCKED):
+            raise ImportError(f"{name} is blocked")
+
+if REFUSE:
+    sys.meta_path.insert(0, Refuse())
+import specrt
+for name in PACKAGES:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
+        importlib.import_module(module.name)
+print(*sorted(m for m in sys.modules if any(m == b or m.startswith(b + ".") for b in BLOCKED)))
+"""
+
+
+def loaded(blocked: list[str], packages: list[str], refuse: bool) -> list[str]:
+    """Which of ``blocked`` a fresh interpreter holds after importing every module of ``packages``."""
+    settings = f"BLOCKED, PACKAGES, REFUSE = {blocked!r}, {packages!r}, {refuse!r}\n"
+    command = [sys.executable, "-c", settings + IMPORT_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "docs")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("refuse", [False, True], ids=["installed", "blocked"])
+def test_the_runtime_imports_without_the_exporter_and_its_libraries(refuse: bool) -> None:
+    assert loaded(BLOCKED, ["specrt.engines", "specrt.runtime"], refuse) == []
+
+
+def test_the_command_line_imports_without_the_exporter_and_its_libraries() -> None:
+    if not (ROOT / "tools" / "cli.py").exists():
+        pytest.skip("tools/cli.py is not written yet")
+    blocked = sorted({*EXPORT_LIBRARIES, "specrt.exporter"})
+    command = f"import sys, specrt.tools.cli; print(*sorted({set(blocked)!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False, cwd=ROOT / "docs"
+    )
+    assert (done.stdout.split(), done.stderr) == ([], "")
+
+
+def test_importing_specrt_alone_imports_nothing_heavy() -> None:
+    assert loaded([*BLOCKED, "numpy", "onnxruntime", "tokenizers", "jinja2", "click", "rich"], [], False) == []
+
+
+def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
+    """Every file of the packages, data files included, and no other."""
+    tree = tmp_path / "tree"
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree / name)
+    files = {
+        Path(*package_of(path, tree), path.name).as_posix(): path.read_bytes()
+        for name in PACKAGES
+        for path in (tree / name).rglob("*")
+        if path.is_file()
+    }
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+    command += ["--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("specrt-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        content = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    assert sorted(content) == sorted(files)
+    assert content == files
+
+
+@each_source
+def test_files_and_functions_are_short(path: Path) -> None:
+    num_lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert num_lines <= MAX_FILE_LINES
+    functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def error_codes() -> dict[str, int]:
+    """Name and exit code of every class of the error tree."""
+    classes = [errors.SpecrtError]
+    for kind in classes:
+        classes += [c for c in kind.__subclasses__() if c.__module__ == errors.__name__]
+    return {kind.__name__: kind.exit_code for kind in classes}
+
+
+def test_each_error_has_its_own_exit_code() -> None:
+    codes = [0, *error_codes().values(), *errors.OTHER_EXIT_CODES.values()]
+    assert len(codes) == len(set(codes)), codes
+
+
+def test_exit_codes_are_documented() -> None:
+    text = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([^|]+?) \| [^|]+ \|$", text, re.MULTILINE)
+    expected = {str(code): f"`{name}`" for name, code in error_codes().items()}
+    others = {str(code): name for name, code in errors.OTHER_EXIT_CODES.items()}
+    assert dict(rows) == {"0": "success", **expected, **others}
+    assert len(rows) == len(dict(rows))
+
+
+def test_the_error_tree_is_drawn_as_it_is() -> None:
+    drawn = re.findall(r"(\w+Error) +(\d+)", errors.__doc__ or "")
+    assert {name: int(code) for name, code in drawn} == error_codes()
+
+
+@each_source
+def test_errors_are_added_to_the_tree_only_where_it_is_drawn(path: Path) -> None:
+    if path == ROOT / "engines" / "errors.py":
+        return
+    names = set(error_codes())
+    classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
+    grown = [c.name for c in classes if any(ast.unparse(base).split(".")[-1] in names for base in c.bases)]
+    assert grown == []
+
+
+def prose(path: Path) -> str:
+    """The document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_in_the_documents_lead_somewhere(path: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(\s*<?([^)\s>]+)", prose(path)):
+        if re.match(r"[a-z][a-z+.-]*:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        if not file.is_relative_to(ROOT) or not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []

@@ -1,0 +1,1 @@
+"""``specrt align``: how well a draft suits a target on a text."""

@@ -1,0 +1,181 @@
+"""``specrt align``: does a draft suit a target on the user's text? Acceptance, distances, speed-up by K, a verdict."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import specrt
+from specrt.engines.errors import UsageError
+from specrt.engines.storage.files import write_text_file
+from specrt.runtime.runtime import Runtime
+from specrt.tools.align.tally import Positions, Tally, compare_rows
+from specrt.tools.hashing import checked_manifest
+from specrt.tools.prompting.prompts import Prompt, encode_prompts
+from specrt.tools.tune.timing import time_passes
+
+WORTHWHILE = 1.05  # times plain; less is not worth a second model
+NUM_REJECTED = 10
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A token that the draft wanted and the target did not, as texts, and how often."""
+
+    draft: str
+    target: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What ``specrt align`` found; ``tv`` and ``kl`` (nats) are None for n-gram drafts, which have no q.
+
+    Times plain by K rest on passes measured in the same run: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
+    """
+
+    bundle: str
+    draft: str
+    temperature: float
+    num_prompts: int
+    num_tokens: int
+    acceptance_by_category: dict[str, float]
+    acceptance_by_position: tuple[float, ...]
+    tv: float | None
+    kl: float | None
+    rejected: tuple[Rejected, ...]
+    target_ms: tuple[float, ...]
+    draft_ms: float
+    tokens_per_round_by_k: dict[int, float]
+    speedup_by_k: dict[int, float]
+    verdict: str
+
+
+def align(
+    bundle: Path,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    threads: int | None = None,
+    advance: Callable[[str], None] = lambda step: None,
+) -> Alignment:
+    """Measure the bundle's draft on ``prompts``. Raises ``UsageError``."""
+    checked_manifest(bundle)
+    with specrt.load(bundle, threads=threads) as runtime:
+        manifest = runtime.manifest
+        draft, k = manifest.draft.kind, manifest.num_speculative_tokens
+        if draft == "ngram" and temperature:
+            raise UsageError(f"--temperature {temperature}: n-gram drafts are judged on greedy text here; leave it out")
+        ids = encode_prompts(prompts, bundle, manifest, max_new_tokens)
+        tallies = {n: Tally(n) for n in range(1, k + 1)}
+        by_category: dict[str, Tally] = {}
+        pooled = Positions()
+        slot = runtime.open_slot("none" if draft == "ngram" else "model")
+        for prompt, prompt_ids in zip(prompts, ids, strict=True):
+            advance(prompt.name)
+            sampling = {"temperature": temperature, "seed": SEED} if temperature else {}
+            output = runtime.generate(prompt_ids, max_new_tokens=max_new_tokens, **sampling).token_ids  # type: ignore[arg-type]
+            chosen = [*tallies.values(), by_category.setdefault(prompt.category, Tally(k))]
+            if slot.draft is None:
+                for tally in chosen:
+                    tally.add_ngram(prompt_ids, output)
+                continue
+            found = compare_rows(slot.target.model, slot.draft.model, prompt_ids, output, temperature)
+            _pool(pooled, found)
+            for tally in chosen:
+                tally.add(found.chances)
+        advance("timing passes")
+        slot.close()
+        target_ms, draft_ms = time_passes(runtime)
+        gains = {n: tally.speedup(target_ms, draft_ms) for n, tally in tallies.items()}
+        return Alignment(
+            bundle=str(bundle),
+            draft=draft,
+            temperature=temperature,
+            num_prompts=len(prompts),
+            num_tokens=tallies[k].tokens,
+            acceptance_by_category={name: _rate(tally) for name, tally in by_category.items()},
+            acceptance_by_position=tuple(tallies[k].acceptance_by_position),
+            tv=mean(pooled.tv) if pooled.tv else None,
+            kl=mean(pooled.kl) if pooled.kl else None,
+            rejected=_rejected(runtime, pooled.rejected),
+            target_ms=tuple(target_ms),
+            draft_ms=draft_ms,
+            tokens_per_round_by_k={n: tally.mean_acceptance_length for n, tally in tallies.items()},
+            speedup_by_k=gains,
+            verdict=verdict(gains),
+        )
+
+
+def verdict(speedup_by_k: dict[int, float]) -> str:
+    """``use``, ``use with K = ...`` or ``do not use``, and why. The largest K is the bundle's own."""
+    own = max(speedup_by_k)
+    best = max(speedup_by_k, key=lambda k: (speedup_by_k[k], -k))
+    gain = speedup_by_k[best]
+    if gain < WORTHWHILE:
+        return f"do not use: at best {gain:.2f} times plain decoding, with K = {best}"
+    if speedup_by_k[own] >= 0.98 * gain:
+        return f"use: {speedup_by_k[own]:.2f} times plain decoding with the bundle's K = {own}"
+    return f"use with K = {best}: {gain:.2f} times plain decoding, {speedup_by_k[own]:.2f} with the bundle's K = {own}"
+
+
+def _rate(tally: Tally) -> float:
+    """accepted / drafted, over all drafted tokens that the target verified, those after a rejection too."""
+    drafted = sum(n * count for n, count in tally.by_drafted.items())
+    return sum(tally.accepted) / drafted if drafted else 0.0
+
+
+def _pool(pooled: Positions, found: Positions) -> None:
+    pooled.tv += found.tv
+    pooled.kl += found.kl
+    pooled.rejected.update(found.rejected)
+
+
+def _rejected(runtime: Runtime, counts: Counter[tuple[int, int]]) -> tuple[Rejected, ...]:
+    decode = runtime.codec.decode
+    return tuple(Rejected(decode([got]), decode([want]), n) for (got, want), n in counts.most_common(NUM_REJECTED))
+
+
+def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
+    """The figures on standard output, the verdict last; everything to ``json_file``."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{found.bundle}, draft {found.draft}, temperature {found.temperature:g}: {found.num_tokens} tokens after the "
+        f"first of {found.num_prompts} prompts, the target's own text"
+    )
+    if found.tv is not None:
+        at = found.temperature or 1.0
+        console.print(f"means at temperature {at:g}: TV(p, q) {found.tv:.3f}, KL(p || q) {found.kl:.3f} nats")
+    positions = ", ".join(f"{chance:.2f}" for chance in found.acceptance_by_position)
+    console.print(f"acceptance by position, those before it accepted: {positions or '-'}")
+    shares = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
+    _table(
+        console, "accepted / drafted by category", ["category", ""], [(name, f"{rate:.0%}") for name, rate in shares]
+    )
+    rows = [(str(k), f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()]
+    title = f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)"
+    _table(console, title, ["K", "tokens a round", "times plain"], rows)
+    if found.rejected:
+        words = [(repr(row.draft), repr(row.target), str(row.count)) for row in found.rejected]
+        _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)
+    console.print(f"[bold]{found.verdict}[/bold]")
+    if json_file is not None:
+        write_text_file(json_file, json.dumps(asdict(found), indent=1) + "\n")
+
+
+def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""``specrt bench``: methods measured on the same prompts."""

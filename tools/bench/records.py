@@ -1,0 +1,99 @@
+"""What a bench is asked, and what it found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specrt.engines.errors import UsageError
+from specrt.tools.bench.sample import Sample
+from specrt.tools.bench.scores import Score
+from specrt.tools.machine import QUIET_PERCENT, Machine
+
+PAST = 100  # cached tokens of the timed passes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to compare. ``one_at_a_time`` loads one process after the other, for machines short of memory.
+
+    ``repeats`` and ``max_new_tokens`` are the most; ``budget_s`` None has no limit of time. With ``keep_tokens``
+    answers are not made shorter for want of time; then fewer prompts are answered. Above ``temperature`` 0 every prompt
+    is drawn with the same seed, so that specrt's contenders must still agree.
+    """
+
+    k: int
+    threads: int
+    max_new_tokens: int = 64
+    repeats: int = 3
+    ignore_eos: bool = False
+    one_at_a_time: bool = False
+    temperature: float = 0.0
+    budget_s: float | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    keep_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("k", "threads", "max_new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', '-')}: got {getattr(self, name)}, expected 1 or more")
+        if self.temperature < 0 or (self.budget_s is not None and self.budget_s <= 0):
+            raise UsageError(f"temperature {self.temperature} or the budget {self.budget_s}: expected more than 0")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Bare passes after ``PAST`` cached tokens, in ms: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
+
+    ``bound_ms`` is the time in which memory gives the target's weights. ``break_even_by_k`` is the acceptance at which
+    K wins nothing; None where full acceptance would not win either.
+    """
+
+    target_ms: tuple[float, ...]
+    draft_ms: float
+    bandwidth_bytes_per_s: float
+    bound_ms: float
+    break_even_by_k: dict[int, float | None]
+
+
+@dataclass(frozen=True)
+class PromptEntry:
+    name: str
+    category: str
+    bucket: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Scores of the contenders, and what is needed to read them.
+
+    ``failed`` tells why a contender is missing, ``skipped`` which prompts did not fit into the context or the time.
+    ``started`` is what each contender's process said of itself: dtype, attention, or llama.cpp's kernels.
+    ``busy_percent_during`` is how busy others kept the CPU while it ran.
+    """
+
+    created_utc: str
+    machine: Machine
+    bundle: str
+    sources: dict[str, str]
+    settings: Settings
+    processes: tuple[tuple[str, ...], ...]
+    repeats: int
+    prompts: tuple[PromptEntry, ...]
+    skipped: tuple[str, ...]
+    failed: dict[str, str]
+    scores: tuple[Score, ...]
+    passes: Passes | None
+    sample: Sample | None
+    started: dict[str, dict[str, Any]] = field(default_factory=dict)
+    busy_percent_during: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its times are not to be trusted."""
+        return self.machine.is_busy or self.busy_percent_during > QUIET_PERCENT
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``--json`` writes."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Experiments, not part of the wheel: ``python -m specrt.tools.lab.NAME``."""

@@ -1,0 +1,103 @@
+"""``python -m specrt.tools.lab.overhead``: what the loop itself costs a round, and what importing and loading cost.
+
+The engines are fakes that count the time they take; the rest of a round's time is the loop's own: drafting by n-gram,
+writing inputs, judging, committing, rolling back, streaming text excluded.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import click
+
+from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
+from specrt.engines.interface import Array
+from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
+from specrt.runtime.drafting.drafters import Drafter, NGramDrafter
+from specrt.runtime.model import CachedModel
+from specrt.runtime.result import Stats
+from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.sampling.samplers import HeadEngines, SlotHeads
+from specrt.runtime.sampling.verifier import Judge
+from specrt.runtime.settings import Settings
+from specrt.runtime.target import Target
+from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.process import run_process
+
+VOCAB_SIZE = 64
+NUM_TOKENS = 2000
+K = 5
+
+
+class _Timed:
+    """Adds up the time that the engines of a class spend in ``compute``."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def wrap(self, engine: FakeEngine | FakeHead) -> None:
+        compute = engine.compute
+
+        def timed(host: Mapping[str, Array], width: int, rows: int) -> None:
+            started = time.perf_counter()
+            compute(host, width, rows)
+            self.seconds += time.perf_counter() - started
+
+        engine.compute = timed  # type: ignore[method-assign]
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    """A text that repeats itself with a change now and then: some drafts are accepted whole, some in part, some not."""
+    position = len(prefix)
+    return (position % 11 + position // 97) % VOCAB_SIZE
+
+
+def loop_cost_us(drafter: Drafter) -> float:
+    """Microseconds a round that are spent outside the engines."""
+    spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
+    engine, head, clock = FakeEngine(spec, next_token), FakeHead(spec), _Timed()
+    clock.wrap(engine)
+    clock.wrap(head)
+    model, stats = CachedModel(engine, 0, spec), Stats()
+    heads = SlotHeads(HeadEngines(lambda name: head), model.binding)
+    target = Target(model, Judge(heads, Settings(), 3))
+    limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
+    started = time.perf_counter()
+    for _ in generate_tokens([1, 2, 3], target, drafter, limits, stats):
+        pass
+    return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
+
+
+def _adaptive() -> Drafter:
+    """The default, on a clock by which every pass takes 10 ms: drafting pays, as it does with engines."""
+    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
+    return AdaptiveDrafter(
+        NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, experience, clock=count(step=0.01).__next__
+    )
+
+
+def import_ms(statement: str) -> float:
+    """Milliseconds of ``statement`` in a fresh interpreter, its start not counted."""
+    code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(7)]
+    return statistics.median(float(run.stdout) for run in runs) * 1e3
+
+
+@click.command(cls=Tool)
+def main() -> None:
+    """The loop's own cost and the cost of importing."""
+    for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
+        costs = [loop_cost_us(make()) for _ in range(9)]
+        median = statistics.median(costs)
+        click.echo(f"loop, {name}: {median:.0f} us a round outside the engines (K = {K}, n-gram drafts, 9 runs)")
+    click.echo(f"import specrt: {import_ms('import specrt'):.1f} ms")
+    click.echo(f"import specrt.runtime.runtime: {import_ms('import specrt.runtime.runtime'):.0f} ms")
+
+
+if __name__ == "__main__":
+    run_process(lambda: main)

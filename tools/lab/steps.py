@@ -1,0 +1,125 @@
+"""``python -m specrt.tools.lab.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's limit.
+
+With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.tools.lab.gpu_rounds`` measures rounds.
+
+T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
+pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.processor import available_cores
+from specrt.runtime.sampling.verifier import Judge
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
+from specrt.runtime.target import Target
+from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.process import run_process
+from specrt.tools.tune.timing import medians_ms, verifying
+
+BANDWIDTH_BYTES = 1 << 30
+
+
+def read_bandwidth(threads: int, repeats: int = 9) -> float:
+    """Bytes per second that ``threads`` threads read from memory together: the median over ``repeats`` dot products."""
+    parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
+    times = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            list(pool.map(lambda part: float(np.dot(part, part)), parts))
+            times.append(time.perf_counter() - started)
+    return BANDWIDTH_BYTES / statistics.median(times)
+
+
+def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
+    """The target of a bundle on a slot of its own, judged greedily."""
+    manifest = manifest_from_bundle(bundle)
+    backend, entry = choose_backend(manifest, backend), manifest.target
+    place = Place(bundle, backend, threads, choose_device(backend, device))
+    engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
+    slot = SlotModel(LoadedModel(place, entry).open(), engines)
+    return Target(slot.model, Judge(slot.heads, Settings(), 0))
+
+
+def measure(
+    bundles: list[Path],
+    widths: list[int],
+    past: int,
+    repeats: int,
+    threads: int,
+    backend: str | None = None,
+    device: str | None = None,
+) -> dict[str, dict[int, float]]:
+    """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
+    by_bundle = {
+        str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles
+    }
+    cases = {(name, width): passes[width] for width in widths for name, passes in by_bundle.items()}
+    found = medians_ms(cases, repeats)
+    return {name: {width: found[name, width] for width in widths} for name in by_bundle}
+
+
+@click.command(cls=Tool)
+@click.argument("bundles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--widths", default="1,2,4,6", show_default=True, help="Comma-separated; at most K + 1 of each bundle.")
+@click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
+@click.option("--repeats", default=21, show_default=True)
+@click.option("--threads", default=None, type=int, help="[default: the cores this process may use]")
+@click.option("--backend", help="One of the bundles' backends.  [default: their first]")
+@click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]")
+@click.option("--json", "as_json", is_flag=True)
+def main(
+    bundles: tuple[Path, ...],
+    widths: str,
+    past: int,
+    repeats: int,
+    threads: int | None,
+    backend: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """T(M), v(M) and the memory bound of the targets of BUNDLES."""
+    threads = threads or available_cores()
+    chosen = [int(width) for width in widths.split(",")]
+    places = {choose_device(choose_backend(manifest_from_bundle(b), backend), device) for b in bundles}
+    bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # the host's says nothing of a GPU
+    result = measure(list(bundles), chosen, past, repeats, threads, backend, device)
+    bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
+    if as_json:
+        memory = {"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds} if places == {CPU} else {}
+        click.echo(json.dumps({**memory, "pass_ms": result}))
+        return
+    _print(result, bounds, bandwidth, threads)
+
+
+def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwidth: float, threads: int) -> None:
+    title = "" if bandwidth != bandwidth else f"{bandwidth / 1e9:.1f} GB/s read by {threads} threads"
+    table = Table(title=title, title_justify="left")
+    columns: list[Any] = ["bundle", "M", "T(M) ms", "v(M)", "bound ms", "T(M) / bound"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "bundle" else "right")
+    for name, by_width in result.items():
+        first = by_width[min(by_width)]
+        for width, ms in by_width.items():
+            bound = bounds[name]
+            table.add_row(name, str(width), f"{ms:.2f}", f"{ms / first:.2f}", f"{bound:.2f}", f"{ms / bound:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    run_process(lambda: main, restarts=True)

@@ -1,0 +1,1 @@
+"""``specrt plan``: a pair's bytes and times from configs and a device's figures."""

@@ -1,0 +1,1 @@
+"""Prompts from options and files, and the options of a generation."""

@@ -1,0 +1,181 @@
+"""The options of ``generate`` and ``chat``, and their way into ``specrt.runtime.options``; settings for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from specrt.engines.errors import UsageError
+from specrt.engines.load import DEVICES
+from specrt.engines.manifest import TokenizerEntry
+from specrt.runtime.options import DRAFTS, RULES, Options
+from specrt.runtime.settings import Settings
+from specrt.tools.prompting.stop_strings import unescaped
+from specrt.tools.prompting.textfiles import parsed_json, read_text, without_final_newline
+
+MAX_THREADS = 1024
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_GENERATION = (
+    click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens."),
+    click.option("--min-new-tokens", default=0, help="Nothing ends the text before.  [default: 0]"),
+    click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding.  [default: the bundle's]"),
+    click.option("--draft", type=click.Choice(DRAFTS), help="[default: the bundle's own]"),
+    click.option("--rule", type=click.Choice(RULES), help="[default: block where the draft samples, else match]"),
+    click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
+    click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 keeps all.  [default: 0]"),
+    click.option("--top-p", type=float, help="Keep the likeliest that reach this probability.  [default: 1]"),
+    click.option("--min-p", type=float, help="Keep this share of the likeliest one's probability.  [default: 0]"),
+    click.option("--seed", type=int, help="The text becomes a function of this and the target: with any draft and K."),
+    click.option("--repetition-penalty", type=float, help="Divides the logits of what occurred.  [default: 1]"),
+    click.option("--presence-penalty", type=float, help="Subtracted from what was generated.  [default: 0]"),
+    click.option("--frequency-penalty", type=float, help="The same, for each time it was.  [default: 0]"),
+    click.option(
+        "--stop",
+        multiple=True,
+        metavar="TEXT",
+        callback=lambda context, option, texts: [unescaped(text) for text in texts],
+        help="End before this text (escapes: \\n, \\t, \\\\, \\uXXXX). May be given several times.",
+    ),
+    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, as EOS."),
+    click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens."),
+    click.option("--reproducible", is_flag=True, default=None, help="The same bits of logits for every draft and K."),
+    click.option("--model-defaults", is_flag=True, help="Take what is not given from the model's generation config."),
+    click.option(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        callback=lambda context, option, text: None if text is None else _template_kwargs(text),
+        help="Variables of the chat template: '{\"enable_thinking\": false}'.",
+    ),
+    click.option(
+        "--tools",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        callback=lambda context, option, file: None if file is None else _tools(file),
+        help="A JSON file: a list of functions' schemas, for the chat template.",
+    ),
+    click.option("--chat-template-name", metavar="NAME", help="The chat template, where the model has several."),
+)
+_PLACE = (
+    click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
+    click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]"),
+    click.option("--draft-backend", help="The draft's.  [default: --backend]"),
+    click.option("--draft-device", type=click.Choice(DEVICES), help="The draft's.  [default: --device]"),
+    click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]"),
+)
+
+
+def generation_options(command: _Command) -> _Command:
+    """Add the options of a generation to a click command."""
+    for option in reversed(_GENERATION):
+        command = option(command)
+    return command
+
+
+def place_options(command: _Command) -> _Command:
+    """Add the options of where a bundle runs to a click command."""
+    for option in reversed(_PLACE):
+        command = option(command)
+    return command
+
+
+def place_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of where a bundle runs out of ``options``: keyword arguments of ``specrt.load``."""
+    return {name: options.pop(name) for name in ("backend", "threads", "device", "draft_backend", "draft_device")}
+
+
+def options_from_command(values: dict[str, Any]) -> Options:
+    """What was given, as keyword arguments of ``generate``; what was not is left out."""
+    return cast(Options, {name: value for name, value in values.items() if value is not None})
+
+
+def print_settings(settings: Settings) -> None:
+    """The effective settings and where each came from, on standard error."""
+    table = Table(title="effective settings", title_justify="left")
+    for heading in ("setting", "value", "from"):
+        table.add_column(heading)
+    for name, entry in settings.as_dict().items():
+        table.add_row(name, str(entry["value"]), entry["source"])
+    Console(stderr=True).print(table, markup=False)
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    expected = 'an object such as {"enable_thinking": false}'
+    parsed = parsed_json(text, "--chat-template-kwargs", expected)
+    if not isinstance(parsed, dict):
+        raise UsageError(f"--chat-template-kwargs: got {type(parsed).__name__}, expected {expected}")
+    return parsed
+
+
+def _tools(file: Path) -> list[dict[str, Any]]:
+    return _list_of_objects(read_text(file), str(file), "a list of functions' JSON schemas")
+
+
+def _list_of_objects(text: str, name: str, expected: str) -> list[dict[str, Any]]:
+    parsed = parsed_json(text, name, expected)
+    if not isinstance(parsed, list) or not all(isinstance(item, dict) for item in parsed):
+        raise UsageError(f"{name}: got {type(parsed).__name__}, expected {expected}")
+    return parsed
+
+
+@dataclass(frozen=True)
+class GivenPrompt:
+    """The prompt of a command line: text, or messages from a file. ``raw``: text is no message, whatever the bundle."""
+
+    content: str | list[dict[str, Any]]
+    raw: bool
+    system: str | None
+
+    def for_bundle(self, entry: TokenizerEntry) -> tuple[str | list[dict[str, Any]], str]:
+        """(the prompt as the runtime takes it, in words what it is). Raises ``UsageError``.
+
+        Text is a user's message where the bundle has a chat template; ``system`` goes before it.
+        """
+        has_template = bool(entry.templates)
+        if self.raw:
+            return self.content, "plain text (--raw)"
+        if self.system is not None and not has_template:
+            raise UsageError("--system: the bundle has no chat template, so there are no messages; leave it out")
+        if isinstance(self.content, str) and not has_template:
+            return self.content, "plain text (the bundle has no chat template)"
+        is_text = isinstance(self.content, str)
+        messages = [{"role": "user", "content": self.content}] if isinstance(self.content, str) else self.content
+        if self.system is not None:
+            if any(message.get("role") == "system" for message in messages):
+                raise UsageError("--system: got a system message in --messages too; give one")
+            messages = [{"role": "system", "content": self.system}, *messages]
+        kind = "a user message in the bundle's chat template; --raw is plain text" if is_text else "messages"
+        return messages, kind
+
+
+def kind_of(prompt: str | list[dict[str, Any]]) -> str:
+    """``text`` or ``messages``: the ``prompt_kind`` of ``--json``."""
+    return "text" if isinstance(prompt, str) else "messages"
+
+
+def prompt_of(
+    text: str | None, file: Path | None, messages: Path | None, raw: bool = False, system: str | None = None
+) -> GivenPrompt:
+    """The prompt that exactly one of the first three gives. Raises ``UsageError``.
+
+    A file, and standard input for the text ``-``, are taken without a byte order mark and one final newline.
+    """
+    given = [value for value in (text, file, messages) if value is not None]
+    if len(given) != 1:
+        raise UsageError(f"prompt: got {len(given)} of --prompt, --prompt-file and --messages, expected exactly one")
+    for name, value in (("--system", system), ("--messages", messages)):
+        if raw and value is not None:
+            raise UsageError(f"--raw: got {name} too, but plain text has no messages; give one of the two")
+    if messages is not None:
+        parsed = _list_of_objects(read_text(messages), str(messages), "a list of {role, content} objects")
+        return GivenPrompt(parsed, raw, system)
+    content = text if text is not None and text != "-" else without_final_newline(read_text(file))
+    if not content:
+        raise UsageError("prompt: got no tokens, expected at least one; give a text that is not empty")
+    return GivenPrompt(content, raw, system)

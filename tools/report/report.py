@@ -1,0 +1,83 @@
+"""The report of a bench: one HTML file that needs no network, light and dark, and its charts as PNGs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from specrt.engines.storage.files import write_text_file
+from specrt.tools.bench.records import Bench
+from specrt.tools.bench.tables import answers_text, categories_table, decode_table, ratio_text, remarks
+from specrt.tools.report.charts import CHARTS, chart_svg, drafting, save_png
+
+
+def write_report(bench: Bench, path: Path) -> list[Path]:
+    """Write ``path`` and a PNG for each chart; return what was written."""
+    names = charts_of(bench)
+    write_text_file(path, report_html(bench, names))
+    pngs = [path.with_name(f"{path.stem}-{name}.png") for name in names]
+    for name, png in zip(names, pngs, strict=True):
+        save_png(bench, name, png)
+    return [path, *pngs]
+
+
+def charts_of(bench: Bench) -> list[str]:
+    """The charts for which there is something to draw."""
+    absent = set()
+    if not drafting(bench) or "plain" not in bench.scores[0].ratio_to:
+        absent |= {"categories", "positions"}
+    if not any(row.round_ms for row in bench.scores):
+        absent.add("rounds")
+    if bench.passes is None:
+        absent.add("widths")
+    if bench.sample is None:
+        absent.add("ks")
+    return [name for name in CHARTS if name not in absent]
+
+
+def report_html(bench: Bench, charts: Sequence[str]) -> str:
+    """The whole page."""
+    from jinja2 import Environment
+
+    text = resources.files("specrt.tools.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    temperature = bench.settings.temperature
+    headings, rows = _scores_table(bench)
+    return (
+        Environment(autoescape=True, keep_trailing_newline=True)
+        .from_string(text)
+        .render(
+            bench=bench,
+            mode=f"temperature {temperature:g}, one seed" if temperature else "greedy",
+            answers=answers_text(bench),
+            remarks=remarks(bench),
+            headings=headings,
+            scores=rows,
+            charts=[chart_svg(bench, name) for name in charts],
+            categories=categories_table(bench),
+            decode=decode_table(bench),
+            by_bucket=bench.scores[-1].ratio_by_bucket.get("plain", {}),
+            prompts=[(entry.name, entry.bucket, entry.num_tokens) for entry in bench.prompts],
+        )
+    )
+
+
+def _scores_table(bench: Bench) -> tuple[list[str], list[list[str]]]:
+    """(headings, rows)"""
+    references = list(bench.scores[0].ratio_to)
+    headings = ["contender", "tokens/s", "decode", *(f"x {name}" for name in references)]
+    headings += ["first token ms", "gap p50 ms", "gap p95 ms", "accepted", "tokens a round", "peak GB", "same ids"]
+    rows = []
+    for row in bench.scores:
+        ratios = [ratio_text(row, name) for name in references]
+        gaps = [_figure(row.gap_ms.get(name), 1) for name in ("p50", "p95")]
+        rate = "" if row.draft_acceptance_rate is None else f"{row.draft_acceptance_rate:.0%}"
+        tail = [rate, _figure(row.mean_acceptance_length, 2), f"{row.peak_bytes / 1e9:.2f}"]
+        speeds = [f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1)]
+        same = f"{row.equal_prompts} of {row.num_prompts}"
+        rows.append([row.contender, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, *tail, same])
+    return headings, rows
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

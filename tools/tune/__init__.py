@@ -1,0 +1,1 @@
+"""``specrt tune``: times of passes and acceptance on this machine."""

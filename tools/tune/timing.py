@@ -1,0 +1,87 @@
+"""Timed passes, with what is decided after them: one room for all who ask what passes cost.
+
+A target's pass verifies: it runs, its greedy head judges, and the verdict is on the host. A draft's pass ends when its
+next token is on the host. Cases take turns, so that a slow moment of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import Settings
+from specrt.runtime.target import Target
+
+FILLER = 5  # any id: the time of a pass does not depend on it
+Case = TypeVar("Case")
+
+
+def medians_ms(cases: Mapping[Case, Callable[[], object]], repeats: int) -> dict[Case, float]:
+    """Median ms of each case over ``repeats`` turns, after one turn that warms up."""
+    times: dict[Case, list[float]] = {case: [] for case in cases}
+    for repeat in range(repeats + 1):
+        for case, run in cases.items():
+            started = time.perf_counter()
+            run()
+            if repeat:
+                times[case].append((time.perf_counter() - started) * 1e3)
+    return {case: median(found) for case, found in times.items()}
+
+
+def verifying(target: Target, past: int, widths: Iterable[int]) -> dict[int, Callable[[], object]]:
+    """By width: verify so many tokens after ``past`` cached ones, which are read now; gives the verdict."""
+    committed = [FILLER] * (past + 1)
+    target.model.rollback(0)
+    target.model.prefill(committed[:-1])
+
+    def verify(width: int) -> tuple[int, int]:
+        target.model.rollback(past)
+        return target.verify(committed, [FILLER] * (width - 1))
+
+    return {width: partial(verify, width) for width in widths}
+
+
+def time_target(runtime: Runtime, past: int, repeats: int) -> dict[int, float]:
+    """Median ms of verifying 1 ... K + 1 tokens after ``past`` cached ones, or as many as the context has room for."""
+    slot = runtime.open_slot("none")
+    room = _room(runtime, past)
+    target, _ = runtime.begin(slot, [FILLER] * (room + 1), Settings())
+    widths = range(1, runtime.manifest.num_speculative_tokens + 2)
+    found = medians_ms(verifying(target, room, widths), repeats)
+    slot.close()
+    return found
+
+
+def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] = (1,)) -> dict[int, float]:
+    """By tokens that the draft model is fed: median ms until its next one is there. Empty without a draft model."""
+    if runtime.manifest.draft.kind == "ngram":
+        return {}
+    slot = runtime.open_slot("model")
+    committed = [FILLER] * _room(runtime, past)
+    _, drafter = runtime.begin(slot, committed, Settings(num_speculative_tokens=1, draft="model"))
+    assert drafter is not None and slot.draft is not None
+    model = slot.draft.model
+    model.prefill(committed)
+
+    def draft(width: int) -> None:
+        model.rollback(len(committed) - width)
+        drafter.propose(committed, 1)
+        model.read()  # on a device the token comes late: wait for it
+
+    found = medians_ms({w: partial(draft, w) for w in widths if w < len(committed)}, repeats)
+    slot.close()
+    return found
+
+
+def time_passes(runtime: Runtime, past: int = 100, repeats: int = 7) -> tuple[list[float], float]:
+    """(ms of verifying 1 ... K + 1 tokens, ms of a drafted token): the latter 0 where drafts need no model."""
+    target_ms = time_target(runtime, past, repeats)
+    return [target_ms[width] for width in sorted(target_ms)], time_draft(runtime, past, repeats).get(1, 0.0)
+
+
+def _room(runtime: Runtime, past: int) -> int:
+    return max(1, min(past, runtime.manifest.target.spec.max_seq_len - runtime.manifest.num_speculative_tokens - 1))

@@ -1,0 +1,1 @@
+"""``specrt verify``: checks of a bundle on this machine."""
