@@ -1,4 +1,4 @@
-"""The house rules: arrows between packages, cold imports, the wheel's content, sizes, exit codes, links in docs."""
+"""The architecture's rules, one test each: imports, the wheel's content, sizes, exit codes, links in the documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,11 @@ ARROWS = {
 # One arrow for one purpose: the exporter tries the tokenizer with the runtime's own class.
 TRIES_TOKENIZER, TOKENIZER_CLASS = "exporter/tokenizer.py", "specrt.runtime.text.codec.TextCodec"
 EXPORT_LIBRARIES = {"torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "accelerate", "gguf"}
-# Files of tools/ that exist to run torch, in a process of their own.
-TORCH_TOOLS: frozenset[str] = frozenset()
+LAB = ROOT / "tools" / "lab"  # experiments: in the repository, not in the wheel
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
+MAX_FOLDER_FILES = 16
 
 SOURCES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -45,7 +46,9 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-each_source = pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def violations(check: Callable[[Path], object], paths: Iterable[Path] = SOURCES) -> dict[str, object]:
+    """What ``check`` finds in each file, for the files in which it finds something."""
+    return {name_of(path): found for path in paths if (found := check(path))}
 
 
 def parse(path: Path) -> ast.Module:
@@ -94,38 +97,43 @@ def arrow_of(name: str) -> str | None:
 
 def test_the_build_maps_each_folder_to_its_package() -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    folders = {name_of(path.parent) for path in SOURCES}
+    folders = {name_of(path.parent) for path in SOURCES if not path.is_relative_to(LAB)}
     assert {".".join(package_of(ROOT / folder / "x.py")): folder for folder in folders} == table["package-dir"]
     assert set(table["packages"]) == set(table["package-dir"])
 
 
-@each_source
-def test_arrows_point_one_way(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
-    names = set(imports(path)) - ({TOKENIZER_CLASS} if name_of(path) == TRIES_TOKENIZER else set())
-    wrong = sorted({name for name in names if (arrow := arrow_of(name)) and arrow not in ARROWS[folder]})
-    assert wrong == [], f"{folder} may import only {sorted(ARROWS[folder])} of specrt"
+def test_arrows_point_one_way() -> None:
+    def wrong(path: Path) -> list[str]:
+        allowed = ARROWS[path.relative_to(ROOT).parts[0]]
+        names = set(imports(path)) - ({TOKENIZER_CLASS} if name_of(path) == TRIES_TOKENIZER else set())
+        return sorted({name for name in names if (arrow := arrow_of(name)) and arrow not in allowed})
+
+    assert violations(wrong) == {}
 
 
-@each_source
-def test_only_the_exporter_and_tools_know_torch(path: Path) -> None:
-    if path.relative_to(ROOT).parts[0] in ("exporter", "tools"):
-        return
-    assert sorted({name for name in imports(path) if name.split(".")[0] in EXPORT_LIBRARIES}) == []
+def test_only_the_exporter_and_tools_know_torch() -> None:
+    free = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in ("exporter", "tools")]
+    heavy = violations(lambda path: sorted({n for n in imports(path) if n.split(".")[0] in EXPORT_LIBRARIES}), free)
+    assert heavy == {}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tools").rglob("*.py")), ids=name_of)
-def test_tools_import_what_is_heavy_inside_the_command(path: Path) -> None:
-    if path.name in TORCH_TOOLS:
-        return
-    at_import = [name for node in nodes_run_at_import(parse(path)) for name in imported_by(node, package_of(path))]
-    heavy = {name for name in at_import if name.split(".")[0] in EXPORT_LIBRARIES or arrow_of(name) == "exporter"}
-    assert sorted(heavy) == []
+def test_tools_import_what_is_heavy_inside_the_command() -> None:
+    def heavy(path: Path) -> list[str]:
+        nodes = nodes_run_at_import(parse(path))
+        names = {name for node in nodes for name in imported_by(node, package_of(path))}
+        return sorted(n for n in names if n.split(".")[0] in EXPORT_LIBRARIES or arrow_of(n) == "exporter")
+
+    assert violations(heavy, sorted((ROOT / "tools").rglob("*.py"))) == {}
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], ids=name_of)
-def test_folders_are_imported_by_their_package_names(path: Path) -> None:
-    assert sorted({name for name in imports(path) if name.split(".")[0] in FOLDERS}) == []
+def test_no_command_needs_an_experiment() -> None:
+    others = [path for path in SOURCES if not path.is_relative_to(LAB)]
+    assert violations(lambda path: [n for n in imports(path) if n.startswith("specrt.tools.lab")], others) == {}
+
+
+def test_folders_are_imported_by_their_package_names() -> None:
+    paths = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
+    assert violations(lambda path: sorted({n for n in imports(path) if n.split(".")[0] in FOLDERS}), paths) == {}
 
 
 BLOCKED = sorted({*EXPORT_LIBRARIES, "specrt.exporter", "specrt.tools"})
@@ -163,8 +171,6 @@ def test_the_runtime_imports_without_the_exporter_and_its_libraries(refuse: bool
 
 
 def test_the_command_line_imports_without_the_exporter_and_its_libraries() -> None:
-    if not (ROOT / "tools" / "cli.py").exists():
-        pytest.skip("tools/cli.py is not written yet")
     blocked = sorted({*EXPORT_LIBRARIES, "specrt.exporter"})
     command = f"import sys, specrt.tools.cli; print(*sorted({set(blocked)!r} & set(sys.modules)))"
     done = subprocess.run(
@@ -178,7 +184,7 @@ def test_importing_specrt_alone_imports_nothing_heavy() -> None:
 
 
 def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
-    """Every file of the packages, data files included, and no other."""
+    """Every file of the packages, data files included, and no other; experiments stay out."""
     tree = tmp_path / "tree"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -188,7 +194,7 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
         Path(*package_of(path, tree), path.name).as_posix(): path.read_bytes()
         for name in PACKAGES
         for path in (tree / name).rglob("*")
-        if path.is_file()
+        if path.is_file() and not path.is_relative_to(tree / "tools" / "lab")
     }
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
     command += ["--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path), str(tree)]
@@ -201,13 +207,27 @@ def test_the_wheel_holds_the_tree(tmp_path: Path) -> None:
     assert content == files
 
 
-@each_source
-def test_files_and_functions_are_short(path: Path) -> None:
-    num_lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert num_lines <= MAX_FILE_LINES
-    functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+def test_files_and_functions_are_short() -> None:
+    def long(path: Path) -> dict[str, int]:
+        functions = [n for n in ast.walk(parse(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions}
+        too_long = {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES}
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        return {**too_long, **({"the file": num_lines} if num_lines > MAX_FILE_LINES else {})}
+
+    assert violations(long) == {}
+
+
+def test_folders_are_small() -> None:
+    counts = Counter(name_of(path.parent) for path in SOURCES)
+    assert {folder: count for folder, count in counts.items() if count > MAX_FOLDER_FILES} == {}
+
+
+def test_tests_mirror_the_folders() -> None:
+    """A folder of tests is named as the folder, or the file, that it tests."""
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    unknown = [str(f) for f in folders if not (ROOT / f).is_dir() and not (ROOT / f).with_suffix(".py").is_file()]
+    assert unknown == []
 
 
 def error_codes() -> dict[str, int]:
@@ -237,14 +257,14 @@ def test_the_error_tree_is_drawn_as_it_is() -> None:
     assert {name: int(code) for name, code in drawn} == error_codes()
 
 
-@each_source
-def test_errors_are_added_to_the_tree_only_where_it_is_drawn(path: Path) -> None:
-    if path == ROOT / "engines" / "errors.py":
-        return
+def test_errors_are_added_to_the_tree_only_where_it_is_drawn() -> None:
     names = set(error_codes())
-    classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
-    grown = [c.name for c in classes if any(ast.unparse(base).split(".")[-1] in names for base in c.bases)]
-    assert grown == []
+
+    def grown(path: Path) -> list[str]:
+        classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
+        return [c.name for c in classes if any(ast.unparse(base).split(".")[-1] in names for base in c.bases)]
+
+    assert violations(grown, [path for path in SOURCES if path != ROOT / "engines" / "errors.py"]) == {}
 
 
 def prose(path: Path) -> str:
@@ -258,14 +278,16 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_in_the_documents_lead_somewhere(path: Path) -> None:
-    broken = []
-    for target in re.findall(r"\]\(\s*<?([^)\s>]+)", prose(path)):
-        if re.match(r"[a-z][a-z+.-]*:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        file = (path.parent / name).resolve() if name else path
-        if not file.is_relative_to(ROOT) or not file.exists() or (anchor and anchor not in anchors(file)):
-            broken.append(target)
-    assert broken == []
+def test_links_in_the_documents_lead_somewhere() -> None:
+    def broken(path: Path) -> list[str]:
+        found = []
+        for target in re.findall(r"\]\(\s*<?([^)\s>]+)", prose(path)):
+            if re.match(r"[a-z][a-z+.-]*:", target):
+                continue
+            name, _, anchor = target.partition("#")
+            file = (path.parent / name).resolve() if name else path
+            if not file.is_relative_to(ROOT) or not file.exists() or (anchor and anchor not in anchors(file)):
+                found.append(target)
+        return found
+
+    assert violations(broken, DOCUMENTS) == {}

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import resource
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+
+import numpy as np
 
 from specrt.engines.processor import cpu_name
 
@@ -15,6 +20,7 @@ VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
 QUIET_PERCENT = 10.0
 # On a quiet machine sleeping costs torch a third of its speed; on a busy one spinning costs it 9 tenths.
 OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
+BANDWIDTH_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -101,3 +107,15 @@ def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -
 def peak_bytes() -> int:
     """The largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def read_bandwidth(threads: int, repeats: int = 9) -> float:
+    """Bytes per second that ``threads`` threads read from memory together: the median over ``repeats`` dot products."""
+    parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
+    times = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            started = time.perf_counter()
+            list(pool.map(lambda part: float(np.dot(part, part)), parts))
+            times.append(time.perf_counter() - started)
+    return BANDWIDTH_BYTES / statistics.median(times)

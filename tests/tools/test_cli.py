@@ -13,17 +13,14 @@ from click.testing import CliRunner
 import specrt
 from specrt.tools import demo
 from specrt.tools.cli import main
-from specrt.tools.lab import acceptance, identity, overhead, sampler_share, steps
+from specrt.tools.lab import overhead, steps
 from specrt.tools.plan import calibrate
 from specrt.tools.report import readme_table
 from tests.tools.commands import invoke, one_error_line
 
 COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch", "bench", "align", "plan"]
 TOOLS = {
-    "identity": identity.main,
     "demo": demo.main,
-    "acceptance": acceptance.main,
-    "head_share": sampler_share.main,
     "overhead": overhead.main,
     "steps": steps.main,
     "calibrate": calibrate.main,
@@ -66,9 +63,8 @@ def test_a_missing_bundle_exits_with_6(command: list[str], tmp_path: Path) -> No
     assert "no such bundle folder; make one with 'specrt export" in one_error_line(result)
 
 
-@pytest.mark.parametrize("name", ["calibrate", "identity", "acceptance"])
-def test_a_missing_bundle_exits_with_6_in_tools_too(name: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(TOOLS[name], [str(tmp_path / "none")])
+def test_a_missing_bundle_exits_with_6_in_tools_too(tmp_path: Path) -> None:
+    result = CliRunner().invoke(calibrate.main, [str(tmp_path / "none")])
     assert result.exit_code == 6
     assert "no such bundle folder" in one_error_line(result)
 

@@ -1,18 +1,15 @@
-"""``specrt verify`` and ``inspect``, and the tool that compares ids with torch's."""
+"""``specrt verify`` and ``specrt inspect``."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from specrt.engines.storage import integrity
 from specrt.runtime.target import Target
-from specrt.tools.lab import identity
 from tests.tools.commands import invoke, one_error_line
 
 
@@ -68,32 +65,3 @@ def test_what_takes_long_to_hash_is_shown(tiny_bundle: Path, monkeypatch: pytest
     monkeypatch.setattr(integrity, "LONG_BYTES", 1)
     result = invoke("inspect", tiny_bundle, "--json", "--check")
     assert result.stderr.startswith("hashing 0.0 GB: ") and json.loads(result.stdout)["draft"]["kind"] == "self"
-
-
-def test_identity_finds_every_way_equal(tiny_bundle: Path, tmp_path: Path) -> None:
-    file = tmp_path / "identity.json"
-    options = ["--max-new-tokens", "12", "--k", "1,4", "--prompts", "2", "--json", str(file)]
-    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
-    assert result.exit_code == 0, result.output
-    checks = json.loads(file.read_text())["checks"]
-    ways = [("none", 0), ("ngram", 1), ("ngram", 4), ("model", 1), ("model", 4)]
-    assert [(check["draft"], check["k"], check["num_equal"]) for check in checks] == [(*way, 2) for way in ways]
-
-
-def test_identity_exits_with_1_on_a_fork(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "eager_ids", lambda bundle, ids, ways, advance: [(1, 2)] * len(ids))
-    options = ["--max-new-tokens", "2", "--k", "4", "--drafts", "ngram", "--prompts", "1"]
-    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
-    assert result.exit_code == 1
-    assert re.search(r"^ngram, K = 4 forks in chat, position \d: expected id \d", result.stdout, re.MULTILINE)
-    told = result.stderr.splitlines()
-    assert told[:2] == ["plain: 0 of 1 prompts the same", "ngram, K = 4: 0 of 1 prompts the same"]
-    assert told[2].startswith("specrt: error: 2 of 2 texts are not the target's own")
-    assert len(told) == 3
-
-
-@pytest.mark.parametrize("options", [["--k", "5"], ["--k", "0"], ["--k", "a"], ["--drafts", "oracle"]])
-def test_identity_refuses_what_the_bundle_does_not_have(tiny_bundle: Path, options: list[str]) -> None:
-    result = CliRunner().invoke(identity.main, [str(tiny_bundle), *options])
-    assert result.exit_code == 2
-    assert "this bundle" in one_error_line(result)

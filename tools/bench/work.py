@@ -14,7 +14,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.journal import Journal
 from specrt.tools.bench.methods import Answer, Contender, Lineup
 from specrt.tools.bench.records import PAST, Passes, Settings
-from specrt.tools.lab.steps import read_bandwidth
+from specrt.tools.machine import read_bandwidth
 from specrt.tools.plan.roofline import Rounds
 from specrt.tools.prompting.prompts import Prompt
 from specrt.tools.terminal.progress import Advance

@@ -9,69 +9,20 @@ pass by pass. The bound of a pass is the bytes of weights it must read over the 
 from __future__ import annotations
 
 import json
-import statistics
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.processor import available_cores
-from specrt.runtime.sampling.verifier import Judge
-from specrt.runtime.settings import Settings
-from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
-from specrt.runtime.target import Target
+from specrt.tools.machine import read_bandwidth
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
-from specrt.tools.tune.timing import medians_ms, verifying
-
-BANDWIDTH_BYTES = 1 << 30
-
-
-def read_bandwidth(threads: int, repeats: int = 9) -> float:
-    """Bytes per second that ``threads`` threads read from memory together: the median over ``repeats`` dot products."""
-    parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
-    times = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            started = time.perf_counter()
-            list(pool.map(lambda part: float(np.dot(part, part)), parts))
-            times.append(time.perf_counter() - started)
-    return BANDWIDTH_BYTES / statistics.median(times)
-
-
-def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
-    """The target of a bundle on a slot of its own, judged greedily."""
-    manifest = manifest_from_bundle(bundle)
-    backend, entry = choose_backend(manifest, backend), manifest.target
-    place = Place(bundle, backend, threads, choose_device(backend, device))
-    engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
-    slot = SlotModel(LoadedModel(place, entry).open(), engines)
-    return Target(slot.model, Judge(slot.heads, Settings(), 0))
-
-
-def measure(
-    bundles: list[Path],
-    widths: list[int],
-    past: int,
-    repeats: int,
-    threads: int,
-    backend: str | None = None,
-    device: str | None = None,
-) -> dict[str, dict[int, float]]:
-    """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
-    by_bundle = {
-        str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles
-    }
-    cases = {(name, width): passes[width] for width in widths for name, passes in by_bundle.items()}
-    found = medians_ms(cases, repeats)
-    return {name: {width: found[name, width] for width in widths} for name in by_bundle}
+from specrt.tools.tune.timing import measure_targets
 
 
 @click.command(cls=Tool)
@@ -98,7 +49,7 @@ def main(
     chosen = [int(width) for width in widths.split(",")]
     places = {choose_device(choose_backend(manifest_from_bundle(b), backend), device) for b in bundles}
     bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # the host's says nothing of a GPU
-    result = measure(list(bundles), chosen, past, repeats, threads, backend, device)
+    result = measure_targets(list(bundles), chosen, past, repeats, threads, backend, device)
     bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
     if as_json:
         memory = {"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds} if places == {CPU} else {}

@@ -16,13 +16,14 @@ from rich.table import Table
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.files import write_text_file
-from specrt.tools.lab.steps import measure, read_bandwidth
+from specrt.tools.machine import read_bandwidth
 from specrt.tools.plan.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.plan.sizes import DTYPES, Shape, cost_of
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.outputs import OUTPUT_FILE
 from specrt.tools.terminal.process import run_process
 from specrt.tools.terminal.progress import quiet_libraries
+from specrt.tools.tune.timing import measure_targets
 
 
 def cost_of_bundle(bundle: Path) -> ModelCost:
@@ -58,7 +59,7 @@ def main(
     bandwidth, times = 0.0, {}
     for path in costs:  # alone: beside an idle 7 GB session, SmolLM2's passes took three times as long
         bandwidth = max(bandwidth, read_bandwidth(threads))  # what else runs can only lower it
-        times.update(measure([path], chosen, past, repeats, threads))
+        times.update(measure_targets([path], chosen, past, repeats, threads))
     memory = psutil.virtual_memory().total
     source = f"measured: bandwidth; fitted to {bundle.name}: peak, overhead"
     bare = Device(f"this machine, {threads} threads", memory, bandwidth, 1.0, 0.0, False, source)

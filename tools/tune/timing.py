@@ -9,11 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
+from specrt.engines.load import choose_backend, choose_device
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.sampling.verifier import Judge
 from specrt.runtime.settings import Settings
+from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
 from specrt.runtime.target import Target
 
 FILLER = 5  # any id: the time of a pass does not depend on it
@@ -85,3 +90,31 @@ def time_passes(runtime: Runtime, past: int = 100, repeats: int = 7) -> tuple[li
 
 def _room(runtime: Runtime, past: int) -> int:
     return max(1, min(past, runtime.manifest.target.spec.max_seq_len - runtime.manifest.num_speculative_tokens - 1))
+
+
+def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
+    """The target of a bundle on a slot of its own, judged greedily."""
+    manifest = manifest_from_bundle(bundle)
+    backend, entry = choose_backend(manifest, backend), manifest.target
+    place = Place(bundle, backend, threads, choose_device(backend, device))
+    engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
+    slot = SlotModel(LoadedModel(place, entry).open(), engines)
+    return Target(slot.model, Judge(slot.heads, Settings(), 0))
+
+
+def measure_targets(
+    bundles: list[Path],
+    widths: list[int],
+    past: int,
+    repeats: int,
+    threads: int,
+    backend: str | None = None,
+    device: str | None = None,
+) -> dict[str, dict[int, float]]:
+    """Median ms of a pass, by bundle and width; passes of all bundles take turns."""
+    by_bundle = {
+        str(bundle): verifying(open_target(bundle, threads, backend, device), past, widths) for bundle in bundles
+    }
+    cases = {(name, width): passes[width] for width in widths for name, passes in by_bundle.items()}
+    found = medians_ms(cases, repeats)
+    return {name: {width: found[name, width] for width in widths} for name in by_bundle}
