@@ -1,7 +1,7 @@
-"""The memory of one slot, planned: every buffer that target, draft and heads bind, before anything is allocated.
+"""The memory of one slot, planned: every buffer that target, draft and samplers bind, before anything is allocated.
 
-Follows the way in which slots are opened: a model owns its inputs, logits and KV; every head is opened on the model's
-buffers and on what earlier heads left, by tensor name.
+Follows the way in which slots are opened: a model owns its inputs, logits and KV; every sampler is opened on the model's
+buffers and on what earlier samplers left, by tensor name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specrt.engines.contract import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, 
 from specrt.engines.gpu.device import READ_BYTES, UPLOAD_BYTES, aligned
 from specrt.engines.load import CPU, choose_backend, choose_device
 from specrt.engines.manifest import Manifest, ModelEntry
-from specrt.engines.samplers import HOST_WRITTEN, MATCH, head_contract
+from specrt.engines.samplers import HOST_WRITTEN, MATCH, sampler_contract
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class PlannedBuffer:
 def plan_slot(
     manifest: Manifest,
     backend: str,
-    heads: Sequence[str] = (MATCH,),
+    samplers: Sequence[str] = (MATCH,),
     device: str | None = None,
     scratch_bytes: int = 0,
 ) -> tuple[PlannedBuffer, ...]:
-    """The buffers of a slot with its draft and these ``heads`` of both models, opened in this order.
+    """The buffers of a slot with its draft and these ``samplers`` of both models, opened in this order.
 
     The backends of a bundle bind the same contract. On a device, what the host writes for a graph lies in one
     ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
@@ -44,10 +44,10 @@ def plan_slot(
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
     vocab_size = target.spec.vocab_size
-    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, heads, {})
+    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, samplers, {})
     if manifest.draft.kind != "ngram":
         lent = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
-        plan += _plan_model("draft", draft or target, 1, vocab_size, heads, lent)
+        plan += _plan_model("draft", draft or target, 1, vocab_size, samplers, lent)
     if is_on_device:
         areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
         plan = [
@@ -63,14 +63,14 @@ def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
 
 
 def _plan_model(
-    role: str, entry: ModelEntry, head_rows: int, vocab_size: int, heads: Sequence[str], lent: dict[str, str]
+    role: str, entry: ModelEntry, sampler_rows: int, vocab_size: int, samplers: Sequence[str], lent: dict[str, str]
 ) -> list[PlannedBuffer]:
     """``lent``: memory of another model by the name of the tensor that lies in it."""
     plan = _plan_graph(role, model_contract(entry.spec), lent)
     memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-    for head in heads:
-        owner = f"{role}/{head}"
-        contract = head_contract(head, replace(entry.spec, max_rows=head_rows), vocab_size)
+    for sampler in samplers:
+        owner = f"{role}/{sampler}"
+        contract = sampler_contract(sampler, replace(entry.spec, max_rows=sampler_rows), vocab_size)
         plan += _plan_graph(owner, contract, memory)
         for tensor in (*contract.inputs, *contract.outputs):
             memory.setdefault(tensor.name, f"{owner}/{tensor.name}")

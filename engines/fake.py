@@ -1,4 +1,4 @@
-"""A model and a head in numpy that honour the contract: they drive the loop's tests and measure its own cost.
+"""A model and a sampler in numpy that honour the contract: they drive the loop's tests and measure its own cost.
 
 The fake model's next token is a function of the tokens *in its cache*, which it keeps in the key buffer of layer 0: a
 wrong position, a missed row or a bad rollback changes its answer, as it would a real model's.
@@ -36,7 +36,7 @@ NextToken = Callable[[Sequence[int]], int | Array]
 
 
 def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_width: int = 16) -> ModelSpec:
-    """A small spec: one layer, one KV head of size 1 (fp32 holds token ids below 2**24 exactly)."""
+    """A small spec: one layer, one KV sampler of size 1 (fp32 holds token ids below 2**24 exactly)."""
     return ModelSpec(
         vocab_size, max_seq_len, max_seq_len + k, max(max_width, k + 2), k + 1, "float32", (KVLayer(1, 1),)
     )
@@ -111,27 +111,27 @@ class FakeEngine(_Engine):
                 logits[row, following] = 1
 
 
-class FakeHead(_Engine):
-    """A head in numpy, by its oracle. ``vocab_size`` is the target's, the model's own by default."""
+class FakeSampler(_Engine):
+    """A sampler in numpy, by its oracle. ``vocab_size`` is the target's, the model's own by default."""
 
     def __init__(self, spec: ModelSpec, name: str = samplers.MATCH, vocab_size: int | None = None) -> None:
         vocab_size = spec.vocab_size if vocab_size is None else vocab_size
-        super().__init__(samplers.head_contract(name, spec, vocab_size))
-        self._compute, self._vocab_size = _HEADS[name], vocab_size
+        super().__init__(samplers.sampler_contract(name, spec, vocab_size))
+        self._compute, self._vocab_size = _SAMPLERS[name], vocab_size
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        """Judge the last ``rows`` rows of a pass of ``width`` tokens."""
+        """Verify the last ``rows`` rows of a pass of ``width`` tokens."""
         rows_of = {name: array[:rows] for name, array in host.items() if name in _BY_ROW}
         drafted = host[INPUT_IDS][0, :width][host[ROW_INDICES][1:rows]] if INPUT_IDS in host else np.zeros(0, np.int64)
         self._compute(rows_of, host, drafted, self._vocab_size)
 
 
 # (the buffers' rows, all buffers, drafted ids [R - 1], the target's vocabulary) -> None
-_Head = Callable[[Mapping[str, Array], Mapping[str, Array], Array, int], None]
+_Sampler = Callable[[Mapping[str, Array], Mapping[str, Array], Array, int], None]
 _BY_ROW = frozenset(
     tensor.name
-    for name in samplers.HEAD_NAMES
-    for contract in [samplers.head_contract(name, fake_spec(), 1)]
+    for name in samplers.SAMPLER_NAMES
+    for contract in [samplers.sampler_contract(name, fake_spec(), 1)]
     for tensor in (*contract.inputs, *contract.outputs)
     if tensor.shape[0] == ROWS
 )
@@ -181,14 +181,14 @@ def _match_sampled(rows: Mapping[str, Array], host: Mapping[str, Array], drafted
     host[NUM_ACCEPTED][0] = numpy_samplers.match(rows[TOKENS], drafted)
 
 
-def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Head:
-    def judge(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Sampler:
+    def verify(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
         uniforms = rows[samplers.UNIFORMS]
         eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
         verdict = rule(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
         host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
 
-    return judge
+    return verify
 
 
 def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
@@ -200,7 +200,7 @@ def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Arr
         rows[name][:] = values
 
 
-_HEADS: dict[str, _Head] = {
+_SAMPLERS: dict[str, _Sampler] = {
     samplers.MATCH: _match,
     samplers.PENALTIES: _penalties,
     samplers.SOFTMAX: _softmax,

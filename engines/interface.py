@@ -1,7 +1,7 @@
 """The seam between the round and the backends: ``open(slot)`` gives a binding, ``run(width, rows)``, ``close()``.
 
-Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A head
-is an engine too: it is opened on the memory of the model pass that it judges.
+Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A sampler
+is an engine too: it is opened on the memory of the model pass that it verifies.
 
 On a device ``run`` returns before the pass is done. What the host writes goes there by ``upload``, and ``read`` is the
 only place where the host waits. On the CPU all memory is the host's, and both cost nothing.
@@ -40,7 +40,7 @@ class Binding(Protocol):
     """One slot's memory, bound once. Not thread-safe: a binding serves one sequence at a time."""
 
     @property
-    def is_late(self) -> bool:
+    def is_async(self) -> bool:
         """Whether a pass may still be under way when ``run`` returns: its ids are known later, and reading waits."""
         ...
 
@@ -134,7 +134,7 @@ class SlotEngine(Generic[AnyBinding]):
 class HostBinding:
     """The part of a binding that is the same wherever all memory is the host's."""
 
-    is_late = False
+    is_async = False
     host: Mapping[str, Array]
     _marks: tuple[float, float] = (0.0, 0.0)
 
@@ -192,7 +192,7 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
 def check_shared(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
     """Raise ``ValueError`` unless ``array`` is contiguous, of this dtype, and begins with an array of ``shape``.
 
-    It may be longer in its first dimension: a head for fewer rows reads the first rows of a pass.
+    It may be longer in its first dimension: a sampler for fewer rows reads the first rows of a pass.
     """
     if not isinstance(array, np.ndarray):
         raise ValueError(f"shared buffer {name}: got memory of a device, expected the host's, {dtype}{list(shape)}")

@@ -12,7 +12,7 @@ from specrt.engines.codec import from_json, to_json
 from specrt.engines.contract import DIALECTS, ModelSpec, TensorSpec, model_contract
 from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 
 SCHEMA_VERSION = 5
 MANIFEST_NAME = "bundle.json"
@@ -54,7 +54,7 @@ class ModelEntry:
 
     ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
     and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
-    that is the same. ``heads`` maps each head's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or
+    that is the same. ``samplers`` maps each sampler's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or
     ``int4``, of the weights. ``adapter`` is what was merged into ``source``.
     ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
     torch model was compared; a draft that is made of the target's weights has the target's.
@@ -72,7 +72,7 @@ class ModelEntry:
     bytes_per_pass: int
     reference: str
     parity: Parity
-    heads: dict[str, str]
+    samplers: dict[str, str]
     quantization: str = "none"
     adapter: AdapterEntry | None = None
     experts: Experts | None = None
@@ -205,12 +205,12 @@ def _validate(manifest: Manifest) -> None:
         contract = model_contract(model.spec)
         if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
             raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
-        if missing := sorted(set(HEAD_NAMES) - set(model.heads)):
-            raise ValueError(f"{model.graph}: its head {missing[0]!r} is missing")
+        if missing := sorted(set(SAMPLER_NAMES) - set(model.samplers)):
+            raise ValueError(f"{model.graph}: its sampler {missing[0]!r} is missing")
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
     named = {manifest.tokenizer.file, *manifest.tokenizer.templates.values()}
-    named.update(*((model.graph, model.reference, *model.heads.values()) for model in models))
+    named.update(*((model.graph, model.reference, *model.samplers.values()) for model in models))
     if unlisted := sorted(named - set(manifest.files)):
         raise ValueError(f"files: {unlisted[0]!r} is named by the bundle but not listed")

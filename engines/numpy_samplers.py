@@ -1,7 +1,7 @@
-"""The heads in numpy: what the graphs must compute, written for reading. fp32 throughout, as in the graphs.
+"""The samplers in numpy: what the graphs must compute, written for reading. fp32 throughout, as in the graphs.
 
 ``p`` and ``q`` are the target's and the draft's distributions after the same warping; ``drafted`` are the K ids
-``x_1 .. x_K`` with ``x_i`` drawn from row ``i`` of ``q``. Of the K + 1 rows of ``p``, row ``i`` judges ``x_(i + 1)``.
+``x_1 .. x_K`` with ``x_i`` drawn from row ``i`` of ``q``. Of the K + 1 rows of ``p``, row ``i`` verifies ``x_(i + 1)``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contracts of the heads: small graphs that turn the logits of a pass into tokens, where the logits are.
+"""The contracts of the samplers: small graphs that turn the logits of a pass into tokens, where the logits are.
 
 ::
 
@@ -6,8 +6,8 @@
        |                        |                                                 tokens, n
        +-> logprobs             +-> match (greedy)
 
-Each arrow is a buffer that the next head is opened on. ``R`` rows are judged at once: row ``i`` of the logits follows
-the id fed at ``row_indices[i]``, and the drafted id that it judges is the one fed at ``row_indices[i + 1]``.
+Each arrow is a buffer that the next sampler is opened on. ``R`` rows are verified at once: row ``i`` of the logits follows
+the id fed at ``row_indices[i]``, and the drafted id that it verifies is the one fed at ``row_indices[i + 1]``.
 Oracles in numpy: ``specrt.engines.numpy_samplers``.
 """
 
@@ -63,7 +63,7 @@ TOKEN_LOGPROBS = "token_logprobs"
 TOP_LOGPROBS = "top_logprobs"
 TOP_IDS = "top_ids"
 
-# What the host writes, of models and heads. Everything else is made on the device, and stays there.
+# What the host writes, of models and samplers. Everything else is made on the device, and stays there.
 HOST_WRITTEN = frozenset(
     {
         *(INPUT_IDS, POSITION_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, ROW_INDICES),
@@ -172,15 +172,15 @@ _CONTRACTS: dict[str, Callable[[ModelSpec, int], Contract]] = {
     BLOCK: _with_draft_probs,
     LOGPROBS: _logprobs,
 }
-HEAD_NAMES = tuple(_CONTRACTS)
+SAMPLER_NAMES = tuple(_CONTRACTS)
 
 
-def head_contract(name: str, spec: ModelSpec, vocab_size: int) -> Contract:
-    """The contract of head ``name`` on the logits of the model of ``spec``.
+def sampler_contract(name: str, spec: ModelSpec, vocab_size: int) -> Contract:
+    """The contract of sampler ``name`` on the logits of the model of ``spec``.
 
     ``vocab_size`` is the target's: a draft's probabilities have as many columns, whatever its own vocabulary. Raises
-    ``ValueError`` for a name that is not one of ``HEAD_NAMES``.
+    ``ValueError`` for a name that is not one of ``SAMPLER_NAMES``.
     """
     if name not in _CONTRACTS:
-        raise ValueError(f"head: got {name!r}, expected one of {', '.join(HEAD_NAMES)}")
+        raise ValueError(f"sampler: got {name!r}, expected one of {', '.join(SAMPLER_NAMES)}")
     return _CONTRACTS[name](spec, vocab_size)

@@ -40,7 +40,7 @@ from specrt.exporter.planning import ModelPlan, check_resources, plan_model
 from specrt.exporter.quantization.blocks import quantize_weights
 from specrt.exporter.quantization.experts import quantize_experts
 from specrt.exporter.quantization.qdq import dequantize_weights
-from specrt.exporter.samplers import write_heads
+from specrt.exporter.samplers import write_samplers
 from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids, generation_defaults
@@ -76,8 +76,8 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
         tokenizer = write_tokenizer(
             target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress.note
         )
-        heads = _write_heads(plans, folder)
-        models = _export_models(plans, folder, heads, progress)
+        samplers = _write_samplers(plans, folder)
+        models = _export_models(plans, folder, samplers, progress)
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
         manifest = Manifest(
@@ -111,14 +111,14 @@ def _check_draft(target: ModelPlan, draft: ModelPlan | None, eos: tuple[int, ...
         progress.note(line)
 
 
-def _write_heads(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str, str]]:
-    """The heads of each role; a draft with as many ids as the target uses the target's."""
+def _write_samplers(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str, str]]:
+    """The samplers of each role; a draft with as many ids as the target uses the target's."""
     vocab_size = plans[0].spec.vocab_size
-    own = write_heads(folder, "heads", plans[0].spec, vocab_size)
+    own = write_samplers(folder, "samplers", plans[0].spec, vocab_size)
     return {
         plan.role: own
         if plan.spec.vocab_size == vocab_size
-        else write_heads(folder, f"heads/{plan.role}", plan.spec, vocab_size)
+        else write_samplers(folder, f"samplers/{plan.role}", plan.spec, vocab_size)
         for plan in plans
     }
 
@@ -137,13 +137,13 @@ class _Written:
 
 
 def _export_models(
-    plans: list[ModelPlan], folder: Path, heads: dict[str, dict[str, str]], progress: Progress
+    plans: list[ModelPlan], folder: Path, samplers: dict[str, dict[str, str]], progress: Progress
 ) -> list[ModelEntry]:
     """Models of the same weights are loaded once, and their memory is free again when the graphs are compared."""
     entries = []
     for _, same in itertools.groupby(plans, lambda plan: (id(plan.source), plan.spec.dtype)):
         for written in _write_models(list(same), folder, progress):
-            entries.append(_compare(written, folder, heads[written.plan.role], progress))
+            entries.append(_compare(written, folder, samplers[written.plan.role], progress))
     return entries
 
 
@@ -180,7 +180,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
     return written
 
 
-def _compare(written: _Written, folder: Path, heads: dict[str, str], progress: Progress) -> ModelEntry:
+def _compare(written: _Written, folder: Path, samplers: dict[str, str], progress: Progress) -> ModelEntry:
     """Compare the written graph with the torch model's logits; record both in the bundle."""
     plan, source, spec = written.plan, written.plan.source, written.plan.spec
     role, graph = plan.role, folder / plan.graph
@@ -206,7 +206,7 @@ def _compare(written: _Written, folder: Path, heads: dict[str, str], progress: P
         bytes_per_pass=written.bytes_per_pass,
         reference=f"{role}/reference.npz",
         parity=parity,
-        heads=heads,
+        samplers=samplers,
         quantization=plan.quantization,
         adapter=_adapter_entry(source),
         experts=written.experts,

@@ -20,26 +20,26 @@ from specrt.engines.interface import Array, Engine, Memory
 UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
 
 
-class CachedModel:
+class KVCachedModel:
     """Feeds tokens after the ``kv_len`` that the cache holds; ``read(LOGITS)`` gives the last rows of the last pass.
 
     Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
     With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
     those for two or more agree to the last bit.
 
-    With a ``lender`` the cache is that model's memory, for the same layers with other weights: what it holds need not
-    be fed again. ``follow`` before each draft. What is written beyond the lender's ``kv_len`` is stale to it, and the
+    With a ``kv_owner`` the cache is that model's memory, for the same layers with other weights: what it holds need not
+    be fed again. ``follow`` before each draft. What is written beyond the kv_owner's ``kv_len`` is stale to it, and the
     pass that verifies a draft writes over all of it.
     """
 
-    def __init__(self, engine: Engine, slot: int, spec: ModelSpec, lender: CachedModel | None = None) -> None:
+    def __init__(self, engine: Engine, slot: int, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
         self.spec = spec
-        self._lender = lender
+        self._lender = kv_owner
         self.kv_len = 0
         self.min_width = 1
         self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
         self._num_wide = 0  # so many of them were fed in passes of two or more
-        self.binding = engine.open(slot, None if lender is None else lender.kv_memory())
+        self.binding = engine.open(slot, None if kv_owner is None else kv_owner.kv_memory())
         host = self.binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
@@ -88,7 +88,7 @@ class CachedModel:
         return {name: self.binding.memory[name] for name in aliases if name is not None}
 
     def follow(self) -> None:
-        """Hold what the lender holds, where there is one."""
+        """Hold what the kv_owner holds, where there is one."""
         if self._lender is not None:
             self.kv_len = self._lender.kv_len
 
@@ -101,7 +101,7 @@ class CachedModel:
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
         if self._lender is not None:
-            return 0  # it has what the lender has, once it follows
+            return 0  # it has what the kv_owner has, once it follows
         limit = min(self.kv_len, len(tokens) - 1)
         if min_width > 1:
             limit = min(limit, self._num_wide)

@@ -67,9 +67,9 @@ def _round(
     accepted, own = target.verify(tokens, drafted, drafter is None or drafter.is_sampled)
     verified_at = time.perf_counter()
     emitted = commit([*drafted[:accepted], own])
-    target.commit(len(tokens))
+    target.rollback(len(tokens))
     if drafter is not None:
-        drafter.commit(len(tokens))
+        drafter.rollback(len(tokens))
     stats.count_round(len(drafted), accepted, len(emitted))
     stats.draft_ms += (drafted_at - started) * 1e3
     stats.verify_ms += (verified_at - drafted_at) * 1e3

@@ -13,17 +13,17 @@ from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
-from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
+from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.tuning import tuning_for
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Limits, Watch, generate_tokens
 from specrt.runtime.sampling.logprobs import Logprobs
-from specrt.runtime.sampling.verifier import DraftJudge, Judge, draft_probs
+from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
 from specrt.runtime.settings import Settings, settings_of
-from specrt.runtime.slots import LoadedModel, Place, Slot, SlotModel, SlotPool, head_engines
+from specrt.runtime.slots import LoadedModel, Placement, Slot, SlotModel, SlotPool, sampler_engines
 from specrt.runtime.stream import Emitted, Stream
 from specrt.runtime.target import Draft, Target
 from specrt.runtime.text.codec import Prompt, TextCodec
@@ -78,23 +78,25 @@ class Runtime:
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
-        self._place = place = Place(bundle, self.backend, threads, self.device)
+        self._place = place = Placement(bundle, self.backend, threads, self.device)
         draft_place = self._draft_place(draft_backend, draft_device)
         self._shares_memory = draft_place.device == place.device
         self._target = LoadedModel(place, target)
-        self._target_heads = head_engines(place, target, target.spec.max_rows, self._vocab_size)
+        self._target_samplers = sampler_engines(place, target, target.spec.max_rows, self._vocab_size)
         entry = draft.model or target
         if draft.kind == "self" and draft_place == place:
             self._draft: LoadedModel | None = self._target
         else:
             self._draft = LoadedModel(draft_place, entry) if draft.kind != "ngram" else None
-        self._draft_heads = head_engines(draft_place, entry, 1, self._vocab_size)
+        self._draft_samplers = sampler_engines(draft_place, entry, 1, self._vocab_size)
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
         measured = (None, None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
         reads = (target.further_reads, entry.further_reads)
-        self.experience = Experience.of(self.manifest.num_speculative_tokens, slopes, *measured, further_reads=reads)
+        self.estimates = OnlineEstimates.of(
+            self.manifest.num_speculative_tokens, slopes, *measured, further_reads=reads
+        )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.
@@ -132,8 +134,8 @@ class Runtime:
         slot = self._new_slot()
         if draft == "self":
             target = self._target.entry
-            heads = head_engines(self._place, target, 1, self._vocab_size)
-            slot.draft = SlotModel(self._target.open(), heads, min_width=2)
+            samplers = sampler_engines(self._place, target, 1, self._vocab_size)
+            slot.draft = SlotModel(self._target.open(), samplers, min_width=2)
         elif draft == "model":
             slot.draft = self._new_draft()
         return slot
@@ -141,32 +143,32 @@ class Runtime:
     def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter | None]:
         """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
-        heads = slot.target.heads
-        logprobs = None if settings.logprobs is None else Logprobs(heads, settings.logprobs)
-        target = Target(slot.target.model, Judge(heads, settings, len(prompt)), logprobs)
+        samplers = slot.target.samplers
+        logprobs = None if settings.logprobs is None else Logprobs(samplers, settings.logprobs)
+        target = Target(slot.target.model, Verifier(samplers, settings, len(prompt)), logprobs)
         model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
         if not settings.is_adaptive:
             return target, model or (NGramDrafter() if settings.draft == "ngram" else None)
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
         end = min(len(prompt) + settings.max_new_tokens, self.manifest.target.spec.max_seq_len)
-        return target, AdaptiveDrafter(ngram, model, self.experience, _min_width(settings), end=end)
+        return target, AdaptiveDrafter(ngram, model, self.estimates, _min_width(settings), end=end)
 
     def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target) -> ModelDrafter:
         if slot.draft is None:
             slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
         slot.draft.begin(prompt, min_width=1)
-        probs = draft_probs(slot.target.heads, settings)
-        judge = DraftJudge(slot.draft.heads, settings, len(prompt), self._vocab_size, probs)
+        probs = draft_probs(slot.target.samplers, settings)
+        verifier = DraftSampler(slot.draft.samplers, settings, len(prompt), self._vocab_size, probs)
         model = slot.draft.model
-        verdict = target.head if self._comes_late(slot, settings) else None
-        return ModelDrafter(Draft(model, judge, verdict), self._vocab_size)
+        verdict = target.sampler if self._is_deferred(slot, settings) else None
+        return ModelDrafter(Draft(model, verifier, verdict), self._vocab_size)
 
-    def _comes_late(self, slot: Slot, settings: Settings) -> bool:
+    def _is_deferred(self, slot: Slot, settings: Settings) -> bool:
         """Whether drafted ids go from draft to target on their device, unseen: the target must know each of them."""
         assert slot.draft is not None
         model = slot.draft.model
         known = not settings.is_greedy or model.spec.vocab_size <= self._vocab_size
-        return self._shares_memory and model.binding.is_late and slot.target.model.binding.is_late and known
+        return self._shares_memory and model.binding.is_async and slot.target.model.binding.is_async and known
 
     def close(self) -> None:
         """Free the KV buffers that are not in use. Weights go with the object."""
@@ -180,21 +182,21 @@ class Runtime:
     ) -> None:
         self.close()
 
-    def _draft_place(self, backend: str | None, device: str | None) -> Place:
+    def _draft_place(self, backend: str | None, device: str | None) -> Placement:
         """Where the draft runs: beside the target, unless something else is asked for."""
         if self.manifest.draft.kind == "ngram" and (backend or device):
             raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
         chosen = choose_backend(self.manifest, backend or self.backend)
         if device is None and chosen == self.backend:
             device = self.device
-        return Place(self._bundle, chosen, self._threads, choose_device(chosen, device))
+        return Placement(self._bundle, chosen, self._threads, choose_device(chosen, device))
 
     def _new_slot(self) -> Slot:
-        return Slot(SlotModel(self._target.open(), self._target_heads))
+        return Slot(SlotModel(self._target.open(), self._target_samplers))
 
-    def _new_draft(self, lender: CachedModel | None = None) -> SlotModel:
+    def _new_draft(self, kv_owner: KVCachedModel | None = None) -> SlotModel:
         assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
-        return SlotModel(self._draft.open(lender), self._draft_heads)
+        return SlotModel(self._draft.open(kv_owner), self._draft_samplers)
 
     @property
     def _shares_kv(self) -> bool:
@@ -211,8 +213,8 @@ class Runtime:
             target, drafter = self.begin(slot, tokens, settings)
             for emitted in generate_tokens(tokens, target, drafter, limits, stats, watch):
                 yield Emitted(emitted, target.logprobs[: len(emitted)])
-            if settings.is_adaptive and self.experience.target.is_known:
-                stats.plain_round_ms = self.experience.target.ms(_min_width(settings))
+            if settings.is_adaptive and self.estimates.target.is_known:
+                stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
         finally:
             self._pool.give_back(slot)
 

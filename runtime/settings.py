@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits are changed before they are judged, processors apart."""
+        """Whether logits are changed before they are verified, processors apart."""
         changed = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return bool(changed or self.logit_bias or self.banned_token_ids or (self.min_new_tokens and self.ending_ids))
 

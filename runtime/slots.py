@@ -12,13 +12,13 @@ from specrt.engines.contract import ModelSpec, model_contract
 from specrt.engines.interface import Engine
 from specrt.engines.load import CPU, load_engine
 from specrt.engines.manifest import ModelEntry
-from specrt.engines.samplers import head_contract
-from specrt.runtime.model import CachedModel
-from specrt.runtime.sampling.samplers import HeadEngines, SlotHeads
+from specrt.engines.samplers import sampler_contract
+from specrt.runtime.model import KVCachedModel
+from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where engines come from and run: a bundle folder, a backend, a number of threads (None: all cores), a device.
 
     Two places on one device share memory; a GPU's memory is one, whatever library runs there.
@@ -33,37 +33,37 @@ class Place:
 class LoadedModel:
     """A model's engine, of which each slot takes a binding."""
 
-    def __init__(self, place: Place, entry: ModelEntry) -> None:
+    def __init__(self, place: Placement, entry: ModelEntry) -> None:
         self.entry = entry
         graph, contract = place.bundle / entry.graph, model_contract(entry.spec)
         self._engine = load_engine(place.backend, graph, contract, place.threads, place.device)
         self._slots = itertools.count()
 
-    def open(self, lender: CachedModel | None = None) -> CachedModel:
-        """A new, empty cache, or that of ``lender``."""
-        return CachedModel(self._engine, next(self._slots), self.entry.spec, lender)
+    def open(self, kv_owner: KVCachedModel | None = None) -> KVCachedModel:
+        """A new, empty cache, or that of ``kv_owner``."""
+        return KVCachedModel(self._engine, next(self._slots), self.entry.spec, kv_owner)
 
 
-def head_engines(place: Place, entry: ModelEntry, max_rows: int, vocab_size: int) -> HeadEngines:
-    """The heads of a model that judge up to ``max_rows`` rows and give ``vocab_size`` probabilities.
+def sampler_engines(place: Placement, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
+    """The samplers of a model that verify up to ``max_rows`` rows and give ``vocab_size`` probabilities.
 
-    They run on one thread: a head is done before others would be awake.
+    They run on one thread: a sampler is done before others would be awake.
     """
     spec: ModelSpec = replace(entry.spec, max_rows=max_rows)
 
     def load(name: str) -> Engine:
-        graph, contract = place.bundle / entry.heads[name], head_contract(name, spec, vocab_size)
+        graph, contract = place.bundle / entry.samplers[name], sampler_contract(name, spec, vocab_size)
         return load_engine(place.backend, graph, contract, 1, place.device)
 
-    return HeadEngines(load)
+    return SamplerEngines(load)
 
 
 class SlotModel:
-    """A model's cache in a slot, and its heads there. No pass is narrower than ``min_width``."""
+    """A model's cache in a slot, and its samplers there. No pass is narrower than ``min_width``."""
 
-    def __init__(self, model: CachedModel, engines: HeadEngines, min_width: int = 1) -> None:
+    def __init__(self, model: KVCachedModel, engines: SamplerEngines, min_width: int = 1) -> None:
         self.model, self._min_width = model, min_width
-        self.heads = SlotHeads(engines, model.binding)
+        self.samplers = SlotSamplers(engines, model.binding)
 
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
         """Keep of the cache what ``prompt`` begins with, its last token aside."""
@@ -71,7 +71,7 @@ class SlotModel:
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
     def close(self) -> None:
-        self.heads.close()
+        self.samplers.close()
         self.model.close()
 
 

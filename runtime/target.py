@@ -1,4 +1,4 @@
-"""A cached model and its judge: verdicts of the target on drafted ids, and the next ids of a draft."""
+"""A cached model and its verifier: verdicts of the target on drafted ids, and the next ids of a draft."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 from specrt.engines.contract import LOGITS
 from specrt.engines.errors import ParityError
 from specrt.engines.interface import Binding
-from specrt.runtime.drafting.deferred import LateIds, memory_of
-from specrt.runtime.model import CachedModel
+from specrt.runtime.drafting.deferred import DeferredTokens, memory_of
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.logprobs import Logprobs, TokenLogprobs
-from specrt.runtime.sampling.verifier import DraftJudge, Judge
+from specrt.runtime.sampling.verifier import DraftSampler, Verifier
 
 
 class Target:
     """The target of one generation. ``logprobs`` holds those of the last verdict, where they were asked for."""
 
-    def __init__(self, model: CachedModel, judge: Judge, logprobs: Logprobs | None = None) -> None:
-        self.model, self._judge, self._logprobs = model, judge, logprobs
+    def __init__(self, model: KVCachedModel, verifier: Verifier, logprobs: Logprobs | None = None) -> None:
+        self.model, self._verifier, self._logprobs = model, verifier, logprobs
         self.logprobs: list[TokenLogprobs] = []
         self._is_checked = False
 
@@ -34,19 +34,19 @@ class Target:
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
         if not self._is_checked:
             self._check_finite()
-        accepted, token = self._judge.judge(width, rows, committed, drafted, is_sampled)
-        if isinstance(drafted, LateIds):
+        accepted, token = self._verifier.verify(width, rows, committed, drafted, is_sampled)
+        if isinstance(drafted, DeferredTokens):
             model.learn(len(committed), drafted)
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
         return accepted, token
 
     @property
-    def head(self) -> Binding:
-        """See ``Judge.head``."""
-        return self._judge.head
+    def sampler(self) -> Binding:
+        """See ``Verifier.sampler``."""
+        return self._verifier.sampler
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """The sequence has ``num_committed`` tokens: forget the KV of what was drafted beyond them."""
         self.model.rollback(num_committed - 1)
 
@@ -64,17 +64,17 @@ class Target:
 class Draft:
     """The draft model of one generation.
 
-    ``verdict`` is the target's head, where ids may pass to the target without the host's seeing them: on one device.
+    ``verdict`` is the target's sampler, where ids may pass to the target without the host's seeing them: on one device.
     """
 
-    def __init__(self, model: CachedModel, judge: DraftJudge, verdict: Binding | None = None) -> None:
-        self.model, self._judge = model, judge
-        self._verdict = verdict if judge.is_late else None
+    def __init__(self, model: KVCachedModel, verifier: DraftSampler, verdict: Binding | None = None) -> None:
+        self.model, self._verifier = model, verifier
+        self._verdict = verdict if verifier.is_async else None
         self._drafted: tuple[int, Sequence[int]] = (0, ())  # from which position on, and what
 
     def begin(self) -> list[int]:
         """An empty list of drafted ids, to be filled by ``next``."""
-        return [] if self._verdict is None else LateIds(self._verdict)
+        return [] if self._verdict is None else DeferredTokens(self._verdict)
 
     def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
         """Feed what the cache lacks of ``committed`` and ``drafted``; return the id that the draft puts next.
@@ -84,13 +84,13 @@ class Draft:
         beyond = max(0, self.model.kv_len - len(committed))
         width, _ = self.model.feed(self._pending(committed, drafted), 1, memory_of(drafted, beyond))
         self._drafted = (len(committed), drafted)
-        return self._judge.draw(width, committed, drafted)
+        return self._verifier.draw(width, committed, drafted)
 
     def prefill(self, committed: Sequence[int]) -> None:
         """Feed what the cache lacks of ``committed``."""
         self.model.prefill(self._pending(committed, ()))
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """The sequence has ``num_committed`` tokens: forget what was drafted beyond them."""
         if self._verdict is not None:
             self.model.learn(*self._drafted)

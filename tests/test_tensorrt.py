@@ -9,7 +9,7 @@ import pytest
 
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import LOGITS_TOLERANCE, manifest_from_bundle
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.trt.build import build
 from specrt.engines.trt.record import check_build
 from specrt.exporter.export import export
@@ -55,7 +55,7 @@ def test_rows_equal_single_rows_equal_no_cache(bundle: Path) -> None:
 def test_engines_are_hardly_larger_than_the_weights(bundle: Path) -> None:
     manifest = manifest_from_bundle(bundle)
     record = build(bundle, "tensorrt-rtx")
-    assert set(record.engines) == {"target", *(f"heads/{name}" for name in HEAD_NAMES)}
+    assert set(record.engines) == {"target", *(f"samplers/{name}" for name in SAMPLER_NAMES)}
     assert record.engines["target"].num_bytes <= MAX_BYTES_OVER_WEIGHTS * manifest.target.weights_bytes
     assert check_build(bundle, manifest, record, record.builder_version, "8.9") == []
 

@@ -20,7 +20,7 @@ from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.storage.files import write_text_file
 from specrt.engines.storage.integrity import check_files
 from specrt.tools.bench.bench import run_bench
-from specrt.tools.bench.methods import choose_contenders, needed_bytes, processes
+from specrt.tools.bench.methods import choose_methods, needed_bytes, processes
 from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.bench.tables import print_bench
 from specrt.tools.lab.models import fetch
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def names(self) -> str:
-        """The contenders."""
+        """The methods."""
         return f"{self.baseline},{'model' if self.has_draft_model else 'ngram'}"
 
     @property
@@ -163,8 +163,8 @@ def _bench(plan: Plan, manifest: Manifest) -> Bench:
 
     from specrt.engines.processor import available_cores
 
-    contenders = choose_contenders(plan.names, manifest)
-    needed = [needed_bytes(manifest, group) for group in processes(contenders)]
+    methods = choose_methods(plan.names, manifest)
+    needed = [needed_bytes(manifest, group) for group in processes(methods)]
     one_at_a_time = sum(needed) > psutil.virtual_memory().available
     machine = describe_machine(available_cores())
     if machine.is_busy:  # torch would take ten times as long otherwise
@@ -174,8 +174,8 @@ def _bench(plan: Plan, manifest: Manifest) -> Bench:
         console.print(line)
     settings = Settings(plan.k, machine.threads, MAX_NEW_TOKENS, plan.repeats, one_at_a_time=one_at_a_time)
     prompts = choose_prompts(CATEGORIES)
-    with shown_steps(len(contenders) * (1 + len(prompts) * plan.repeats) + 1) as advance:
-        bench = run_bench(plan.bundle, contenders, prompts, settings, machine, advance)
+    with shown_steps(len(methods) * (1 + len(prompts) * plan.repeats) + 1) as advance:
+        bench = run_bench(plan.bundle, methods, prompts, settings, machine, advance)
     print_bench(bench)
     return bench
 
@@ -185,7 +185,7 @@ def _tell_result(bench: Bench) -> None:
     last = bench.scores[-1]
     doubt = "; but other programs ran meanwhile, so run it again on a quiet machine" if bench.is_busy else ""
     console.print(
-        f"\n{last.contender}: {last.ratio_to['eager']:.2f} times as many tokens a second as transformers' generate, "
+        f"\n{last.method}: {last.ratio_to['eager']:.2f} times as many tokens a second as transformers' generate, "
         f"{last.ratio_to['plain']:.2f} times as many as without drafts; "
         f"the ids of transformers on {last.equal_prompts} of {last.num_prompts} prompts{doubt}"
     )

@@ -97,7 +97,7 @@ def _memory_line(row: ResidentMemory) -> str:
         )
     else:
         weights = f"engines {row.private_bytes / 1e6:.1f} MB"
-    return f"memory with {row.backend}: a sequence {row.slot_bytes / 1e6:.1f} MB (models and match heads), {weights}"
+    return f"memory with {row.backend}: a sequence {row.slot_bytes / 1e6:.1f} MB (models and match samplers), {weights}"
 
 
 def _print_model(console: Console, role: str, entry: ModelEntry) -> None:

@@ -143,7 +143,7 @@ def align(
 def bench(bundle: Path, **options: Any) -> None:
     """Measure BUNDLE's speculation against PyTorch and against plain decoding, and say where it loses.
 
-    All contenders get the same prompt ids, threads and limits, take turns prompt by prompt, and their ids are compared.
+    All methods get the same prompt ids, threads and limits, take turns prompt by prompt, and their ids are compared.
     """
     from specrt.tools.bench.command import run_command
 

@@ -22,7 +22,7 @@ class DeviceBinding:
     What the host writes lies in one block, the mailbox, which goes to the device by one copy.
     """
 
-    is_late = True
+    is_async = True
 
     def __init__(self, device: Device, contract: Contract, shared: Mapping[str, Any]) -> None:
         self.device, self.contract = device, contract

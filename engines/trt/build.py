@@ -21,7 +21,7 @@ from specrt.engines.gpu.discovery import find_gpus
 from specrt.engines.load import choose_backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.progress import Progress, Silent
-from specrt.engines.samplers import head_contract
+from specrt.engines.samplers import sampler_contract
 from specrt.engines.storage.files import write_file, write_text_file
 from specrt.engines.storage.folders import check_place, new_folder
 from specrt.engines.storage.integrity import check_files
@@ -44,7 +44,7 @@ from specrt.engines.trt.record import (
 class _Job:
     """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for.
 
-    ``weights`` is a file of the bundle too; heads have none.
+    ``weights`` is a file of the bundle too; samplers have none.
     """
 
     name: str
@@ -107,22 +107,22 @@ def build(
 
 
 def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
-    """The models, then their heads; those that two models share are built once."""
+    """The models, then their samplers; those that two models share are built once."""
     jobs: dict[str, _Job] = {}
-    heads: dict[str, _Job] = {}
+    samplers: dict[str, _Job] = {}
     for role, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
         if entry is None:
             continue
         contract = model_contract(entry.spec)
         profiles = profiles_of(contract, has_decode_profile)
         jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles)
-        for name, graph in entry.heads.items():
-            # A draft's chunk may be wider than the target's; a head serves both.
+        for name, graph in entry.samplers.items():
+            # A draft's chunk may be wider than the target's; a sampler serves both.
             width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
-            contract = head_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
+            contract = sampler_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
             stem = graph.removesuffix(".onnx")
-            heads.setdefault(stem, _Job(stem, graph, None, contract, "float32", profiles_of(contract)))
-    return [*jobs.values(), *heads.values()]
+            samplers.setdefault(stem, _Job(stem, graph, None, contract, "float32", profiles_of(contract)))
+    return [*jobs.values(), *samplers.values()]
 
 
 def _check_room(bundle: Path, manifest: Manifest, progress: Progress) -> None:

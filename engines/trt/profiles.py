@@ -5,18 +5,18 @@ from __future__ import annotations
 from specrt.engines.contract import ROWS, WIDTH, Contract
 
 Profile = dict[str, tuple[int, ...]]  # smallest, preferred and largest value of each symbolic dimension
-VERIFY, PREFILL, DECODE, JUDGE = "verify", "prefill", "decode", "judge"
+VERIFY, PREFILL, DECODE, SAMPLE = "verify", "prefill", "decode", "sample"
 
 
 def profiles_of(contract: Contract, has_decode: bool = False) -> dict[str, Profile]:
     """Profiles by name, in the engine's order.
 
     A model has ``verify`` (1 to W tokens, W preferred) and ``prefill`` (1 token to a whole chunk), and on request
-    ``decode`` (1 token, nothing else); a head has one.
+    ``decode`` (1 token, nothing else); a sampler has one.
     """
     rows, width = contract.limits[ROWS], contract.limits[WIDTH]
     if not any(tensor.alias for tensor in contract.outputs):
-        return {JUDGE: {WIDTH: (1, min(rows, width), width), ROWS: (1, rows, rows)}}
+        return {SAMPLE: {WIDTH: (1, min(rows, width), width), ROWS: (1, rows, rows)}}
     narrow = min(rows, width)
     profiles: dict[str, Profile] = {
         VERIFY: {WIDTH: (1, narrow, narrow), ROWS: (1, rows, rows)},

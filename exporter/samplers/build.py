@@ -1,4 +1,4 @@
-"""A row for each head: its name and what writes its nodes."""
+"""A row for each sampler: its name and what writes its nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from specrt.engines.samplers import (
     BLOCK,
     FILTER,
     FILTER_WIDE,
-    HEAD_NAMES,
     LOGPROBS,
     MATCH,
     MATCH_SAMPLED,
@@ -20,9 +19,10 @@ from specrt.engines.samplers import (
     NUM_SORTED,
     NUM_SORTED_WIDE,
     PENALTIES,
+    SAMPLER_NAMES,
     SOFTMAX,
     TOKEN,
-    head_contract,
+    sampler_contract,
 )
 from specrt.exporter.samplers.verification import write_block, write_match, write_match_sampled, write_token
 from specrt.exporter.samplers.warping import (
@@ -48,20 +48,20 @@ _WRITERS: dict[str, Callable[[GraphWriter, ModelSpec, int], None]] = {
 }
 
 
-def head_graph(name: str, spec: ModelSpec, vocab_size: int) -> onnx.ModelProto:
-    """The graph of head ``name`` on the logits of the model of ``spec``; ``vocab_size`` is the target's.
+def sampler_graph(name: str, spec: ModelSpec, vocab_size: int) -> onnx.ModelProto:
+    """The graph of sampler ``name`` on the logits of the model of ``spec``; ``vocab_size`` is the target's.
 
     Raises ``ValueError`` for an unknown name.
     """
-    g = GraphWriter(name, head_contract(name, spec, vocab_size))
+    g = GraphWriter(name, sampler_contract(name, spec, vocab_size))
     _WRITERS[name](g, spec, vocab_size)
     return g.model()
 
 
-def write_heads(folder: Path, place: str, spec: ModelSpec, vocab_size: int) -> dict[str, str]:
-    """Write all heads into ``folder / place``; return their paths in ``folder`` by name."""
+def write_samplers(folder: Path, place: str, spec: ModelSpec, vocab_size: int) -> dict[str, str]:
+    """Write all samplers into ``folder / place``; return their paths in ``folder`` by name."""
     (folder / place).mkdir(parents=True)
-    paths = {name: f"{place}/{name}.onnx" for name in HEAD_NAMES}
+    paths = {name: f"{place}/{name}.onnx" for name in SAMPLER_NAMES}
     for name, path in paths.items():
-        onnx.save(head_graph(name, spec, vocab_size), folder / path)
+        onnx.save(sampler_graph(name, spec, vocab_size), folder / path)
     return paths

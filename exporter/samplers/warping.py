@@ -1,4 +1,4 @@
-"""The heads that turn logits into probabilities, and those on either side of them: penalties and log-probabilities.
+"""The samplers that turn logits into probabilities, and those on either side of them: penalties and log-probabilities.
 
 ``R`` rows, ``V`` the model's vocabulary, ``T`` the target's. Loops are unrolled, and nothing is scattered: TensorRT has
 no scatter with a reduction, and sorts at most 3840 ids.
@@ -62,7 +62,7 @@ def write_penalties(g: GraphWriter, drafted: str) -> None:
 
 
 def _penalized(g: GraphWriter, logits: str, in_context: str, in_output: str) -> str:
-    """Few operations on whole rows: they are what this head costs.
+    """Few operations on whole rows: they are what this sampler costs.
 
     A logit divided where positive and multiplied where negative is the smaller of the two results, for a penalty above
     1, and the larger below.

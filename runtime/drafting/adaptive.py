@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specrt.runtime.drafting.acceptance import Acceptance, expected_tokens
-from specrt.runtime.drafting.deferred import LateIds
+from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
-from specrt.runtime.drafting.latency import Costs, FurtherReads
+from specrt.runtime.drafting.latency import FurtherReads, LatencyModel
 
 MODEL = "model"
 # An n-gram source for each length of the suffix that was found: from so many tokens on.
@@ -38,12 +38,12 @@ def ngram_source(size: int) -> str:
 
 
 @dataclass
-class Experience:
+class OnlineEstimates:
     """What a runtime has learned of its machine and its texts; outlives generations. Starts from a tuning, if any."""
 
     k: int
-    target: Costs
-    draft: Costs
+    target: LatencyModel
+    draft: LatencyModel
     acceptance: dict[str, Acceptance] = field(default_factory=dict)
 
     @classmethod
@@ -55,13 +55,13 @@ class Experience:
         draft_ms: Mapping[str, float] | None = None,
         rates: Mapping[str, Sequence[float]] | None = None,
         further_reads: tuple[FurtherReads | None, FurtherReads | None] = (None, None),
-    ) -> Experience:
-        """Experience of K up to ``k``: ``slopes`` and ``further_reads`` of the ``Costs`` of target and draft, the rest
+    ) -> OnlineEstimates:
+        """OnlineEstimates of K up to ``k``: ``slopes`` and ``further_reads`` of the ``LatencyModel`` of target and draft, the rest
         as in a ``Tuning``."""
         priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
         acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
         target, draft = (
-            Costs(slope, {int(width): ms for width, ms in (measured or {}).items()}, reads)
+            LatencyModel(slope, {int(width): ms for width, ms in (measured or {}).items()}, reads)
             for slope, measured, reads in zip(slopes, (target_ms, draft_ms), further_reads, strict=True)
         )
         return cls(k, target, draft, acceptance)
@@ -92,15 +92,15 @@ class AdaptiveDrafter:
         self,
         ngram: NGramDrafter | None,
         model: ModelDrafter | None,
-        experience: Experience,
+        estimates: OnlineEstimates,
         min_width: int = 1,
         clock: Callable[[], float] = time.perf_counter,
         end: int | None = None,
     ) -> None:
-        self._ngram, self._model, self._experience, self._min_width = ngram, model, experience, min_width
+        self._ngram, self._model, self._estimates, self._min_width = ngram, model, estimates, min_width
         self._clock, self._end = clock, end
         self._acceptance = {
-            source: Acceptance(experience.k, known.rates()) for source, known in experience.acceptance.items()
+            source: Acceptance(estimates.k, known.rates()) for source, known in estimates.acceptance.items()
         }
         self.is_sampled = False
         self._late: tuple[int, float] | None = None  # of a draft whose time is not known yet: first pass, begin
@@ -120,10 +120,10 @@ class AdaptiveDrafter:
         self._proposed = (source, len(drafted), len(committed), self._clock())
         return drafted
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """See ``specrt.runtime.drafting.drafters.Drafter``: learn from the round, if this drafter was asked in it."""
         if self._model is not None:
-            self._model.commit(num_committed)
+            self._model.rollback(num_committed)
         if self._proposed is None:
             return
         source, num_drafted, before, since = self._proposed
@@ -134,26 +134,26 @@ class AdaptiveDrafter:
             draft_ms = self._model.last_ms
             self._observe_draft(pending, num_drafted, draft_ms)
             target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
-        self._experience.target.observe(max(num_drafted + 1, self._min_width), target_ms)
+        self._estimates.target.observe(max(num_drafted + 1, self._min_width), target_ms)
         if source is not None:
-            for acceptance in (self._acceptance[source], self._experience.acceptance[source]):
+            for acceptance in (self._acceptance[source], self._estimates.acceptance[source]):
                 acceptance.observe(num_drafted, min(num_committed - before - 1, num_drafted))
         if source == MODEL:
             self._plain_rounds = 0
         else:
             self._plain_rounds += 1
             self._acceptance[MODEL].fade(_UNUSED_MEMORY)
-            self._experience.acceptance[MODEL].fade(_LONG_MEMORY)
+            self._estimates.acceptance[MODEL].fade(_LONG_MEMORY)
 
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model will be of use, as far as is known before the first round."""
-        experience = self._experience
+        estimates = self._estimates
         if not model.can_propose(committed):
             return False
-        if not (experience.target.is_known and experience.draft.is_known):
+        if not (estimates.target.is_known and estimates.draft.is_known):
             return True
         pending, left = model.num_pending(committed), self._num_left(committed)
-        return self._best_of_model(experience.k, pending, left).rate > self._least_rate(pending)
+        return self._best_of_model(estimates.k, pending, left).rate > self._least_rate(pending)
 
     def _least_rate(self, pending: int) -> float:
         """What the draft model, whose cache lacks ``pending`` tokens, must promise: tokens a ms."""
@@ -173,7 +173,7 @@ class AdaptiveDrafter:
         assert self._model is not None
         pending, started = self._model.num_pending(committed), self._clock()
         drafted = self._model.propose(committed, choice.k)
-        if isinstance(drafted, LateIds):
+        if isinstance(drafted, DeferredTokens):
             self._late = (pending, started) if drafted else None
         elif drafted:
             self._observe_draft(pending, len(drafted), (self._clock() - started) * 1e3)
@@ -181,7 +181,7 @@ class AdaptiveDrafter:
 
     def _observe_draft(self, pending: int, num_drafted: int, ms: float) -> None:
         """The first pass fed ``pending`` tokens, the others one each."""
-        draft = self._experience.draft
+        draft = self._estimates.draft
         if pending <= 2:
             draft.observe(1, ms / num_drafted)
         elif pending <= _WIDEST_OBSERVED and draft.is_known:
@@ -190,7 +190,7 @@ class AdaptiveDrafter:
     def _choose(self, committed: Sequence[int], k: int) -> _Choice:
         """What to do in the round after ``committed``, with at most ``k`` tokens."""
         size = self._ngram.suffix_length(committed) if self._ngram is not None else 0
-        target, draft = self._experience.target, self._experience.draft
+        target, draft = self._estimates.target, self._estimates.draft
         model = self._model if self._model is not None and self._model.can_propose(committed) else None
         if not target.is_known:
             return _PLAIN  # the first round of all: plain decoding is what everything is compared with
@@ -219,7 +219,7 @@ class AdaptiveDrafter:
 
     def _best_of_model(self, k: int, pending: int, left: int) -> _Choice:
         """The best K of the model, whose cache lacks ``pending`` tokens, over the ``left`` tokens to come."""
-        draft = self._experience.draft
+        draft = self._estimates.draft
         further = draft.ms(1)
         best = self._best(MODEL, k, lambda n: n * further)
         tokens = left if pending > _WIDEST_OBSERVED else min(left, _CATCH_UP_TOKENS)
@@ -234,4 +234,4 @@ class AdaptiveDrafter:
         return _Choice(source, best + 1, rates[best])
 
     def _target_ms(self, num_drafted: int) -> float:
-        return self._experience.target.ms(max(num_drafted + 1, self._min_width))
+        return self._estimates.target.ms(max(num_drafted + 1, self._min_width))

@@ -9,16 +9,16 @@ from specrt.engines.contract import TOKENS
 from specrt.engines.interface import Binding, Memory
 
 
-class LateIds(list[int]):
-    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they lie where the target's head writes its tokens.
+class DeferredTokens(list[int]):
+    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they lie where the target's sampler writes its tokens.
 
-    That memory [max_rows] i64 is free from one verdict to the next. ``head`` is the target's.
+    That memory [max_rows] i64 is free from one verdict to the next. ``sampler`` is the target's.
     """
 
-    def __init__(self, head: Binding) -> None:
+    def __init__(self, sampler: Binding) -> None:
         super().__init__()
-        self._head = head
-        self.memory = head.memory[TOKENS]
+        self._head = sampler
+        self.memory = sampler.memory[TOKENS]
 
     def take(self, token: Memory) -> None:
         """The id to be appended next lies in ``token`` [1] i64: keep a copy."""
@@ -31,6 +31,6 @@ class LateIds(list[int]):
 
 def memory_of(drafted: Sequence[int], first: int = 0) -> Any:
     """The memory [N] i64 of the drafted ids from ``first`` on; None where there are none, or the host knows them."""
-    if isinstance(drafted, LateIds) and len(drafted) > first:
+    if isinstance(drafted, DeferredTokens) and len(drafted) > first:
         return drafted.memory[first : len(drafted)]
     return None

@@ -25,7 +25,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """The sequence now has ``num_committed`` tokens: forget what was drafted beyond them."""
         ...
 
@@ -68,9 +68,9 @@ class ModelDrafter:
         """What the last draft took. Where its ids come late, that is known after the verdict on them."""
         return self._draft.model.binding.elapsed_ms()
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """See ``Drafter.commit``."""
-        self._draft.commit(num_committed)
+        self._draft.rollback(num_committed)
 
     def can_propose(self, committed: Sequence[int]) -> bool:
         """Whether the model's context holds ``committed``, and its vocabulary what the cache lacks of it."""
@@ -118,7 +118,7 @@ class NGramDrafter:
         sizes = (n for n in self._sizes if n <= length and tuple(committed[length - n :]) in self._next)
         return next(sizes, 0)
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         """See ``Drafter.commit``: only committed tokens were indexed, so there is nothing to forget."""
 
     def _index(self, committed: Sequence[int]) -> None:

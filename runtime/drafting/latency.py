@@ -12,7 +12,7 @@ _OUTLIER = 3.0  # a pass that takes so many times as long as expected was interr
 FurtherReads = Callable[[int], float]
 
 
-class Costs:
+class LatencyModel:
     """Times of a pass by width, [1 .. max_width] tokens. Widths not seen yet follow from those seen.
 
     ``slope`` is the guess for what each further token adds, as a share of the first; ``further_reads`` of a width is

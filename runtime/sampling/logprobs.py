@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specrt.engines.samplers import CHOSEN_IDS, LOGPROBS, TOKEN_LOGPROBS, TOP_IDS, TOP_LOGPROBS
-from specrt.runtime.sampling.samplers import SlotHeads
+from specrt.runtime.sampling.samplers import SlotSamplers
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class TokenLogprobs:
 
 
 class Logprobs:
-    """The ``logprobs`` head of a slot, on the rows that judged a round."""
+    """The ``logprobs`` sampler of a slot, on the rows that verified a round."""
 
-    def __init__(self, heads: SlotHeads, num_top: int) -> None:
-        self._binding = heads.head(LOGPROBS)
+    def __init__(self, samplers: SlotSamplers, num_top: int) -> None:
+        self._binding = samplers.sampler(LOGPROBS)
         self._num_top = num_top
 
     def of(self, width: int, rows: int, tokens: Sequence[int]) -> list[TokenLogprobs]:

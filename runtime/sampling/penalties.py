@@ -1,4 +1,4 @@
-"""What changes logits before they are judged: the ``penalties`` head with its counts, and processors in Python."""
+"""What changes logits before they are verified: the ``penalties`` sampler with its counts, and processors in Python."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from specrt.engines.samplers import (
     REPETITION_PENALTY,
 )
 from specrt.runtime.options import LogitsProcessor
-from specrt.runtime.sampling.samplers import SlotHeads
+from specrt.runtime.sampling.samplers import SlotSamplers
 from specrt.runtime.settings import Settings
 
 
 class Penalties:
-    """The ``penalties`` head of one generation. Counts follow the tokens: what is drafted and rejected is uncounted."""
+    """The ``penalties`` sampler of one generation. Counts follow the tokens: what is drafted and rejected is uncounted."""
 
-    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int) -> None:
-        self._binding = heads.head(PENALTIES)
-        host = heads.host
+    def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int) -> None:
+        self._binding = samplers.sampler(PENALTIES)
+        host = samplers.host
         self._context, self._output = host[CONTEXT_COUNTS], host[OUTPUT_COUNTS]  # [V] f32 each
         self._unending = host[NUM_UNENDING_ROWS]
         self._num_prompt_tokens, self._min_new_tokens = num_prompt_tokens, settings.min_new_tokens
@@ -136,18 +136,18 @@ class Processors:
 
 
 class Processing:
-    """Penalties, then processors, for one generation; ``replaced`` is the memory that the next head reads."""
+    """Penalties, then processors, for one generation; ``replaced`` is the memory that the next sampler reads."""
 
-    def __init__(self, heads: SlotHeads, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
-        self._penalties = Penalties(heads, settings, num_prompt_tokens) if settings.penalizes else None
+    def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
+        self._penalties = Penalties(samplers, settings, num_prompt_tokens) if settings.penalizes else None
         self._processors: Processors | None = None
         self.replaced: dict[str, Memory] = {}
         if settings.logits_processors:
-            output = heads.head(PENALTIES)
-            maker, source = (output, PROCESSED_LOGITS) if self._penalties else (heads.model, LOGITS)
+            output = samplers.sampler(PENALTIES)
+            maker, source = (output, PROCESSED_LOGITS) if self._penalties else (samplers.model, LOGITS)
             self._processors = Processors(maker, source, output, settings.logits_processors, vocab_size)
         if self._penalties or self._processors:
-            self.replaced = {LOGITS: heads.memory[PROCESSED_LOGITS]}
+            self.replaced = {LOGITS: samplers.memory[PROCESSED_LOGITS]}
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
         """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more.

@@ -1,4 +1,4 @@
-"""The heads of one model at work: graphs loaded when first needed, opened on the buffers of a slot."""
+"""The samplers of one model at work: graphs loaded when first needed, opened on the buffers of a slot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specrt.engines.interface import Array, Binding, Engine, Memory
 from specrt.engines.samplers import NUCLEUS_IS_LARGER, THRESHOLD
 
 
-class HeadEngines:
-    """Head graphs by name. May be used from several threads."""
+class SamplerEngines:
+    """Sampler graphs by name. May be used from several threads."""
 
     def __init__(self, load: Callable[[str], Engine]) -> None:
         self._load = load
@@ -21,30 +21,30 @@ class HeadEngines:
         self._lock = threading.Lock()
 
     def open(self, name: str, shared: Mapping[str, Memory]) -> Binding:
-        """A new binding of head ``name`` on ``shared`` memory; see ``Engine.open``."""
+        """A new binding of sampler ``name`` on ``shared`` memory; see ``Engine.open``."""
         with self._lock:
             if name not in self._engines:
                 self._engines[name] = self._load(name)
             return self._engines[name].open(next(self._slots), shared)
 
 
-class SlotHeads:
-    """The heads of one slot. Every tensor name is one buffer: what a head leaves in it is what the next one reads.
+class SlotSamplers:
+    """The samplers of one slot. Every tensor name is one buffer: what a sampler leaves in it is what the next one reads.
 
-    ``model`` is the binding whose passes they judge. ``host`` holds what the host writes, of all heads together.
+    ``model`` is the binding whose passes they verify. ``host`` holds what the host writes, of all samplers together.
     """
 
-    def __init__(self, engines: HeadEngines, model: Binding) -> None:
+    def __init__(self, engines: SamplerEngines, model: Binding) -> None:
         self._engines = engines
         self._bindings: dict[tuple[str, str], Binding] = {}
         self.model = model
-        self.is_late = model.is_late
+        self.is_async = model.is_async
         self.memory: dict[str, Memory] = {name: model.memory[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
         self.host: dict[str, Array] = {}
         self._writers: dict[str, Binding] = {}
 
-    def head(self, name: str, variant: str = "", replaced: Mapping[str, Memory] | None = None) -> Binding:
-        """Head ``name``, opened once for each ``variant``, whose tensors in ``replaced`` lie in other memory."""
+    def sampler(self, name: str, variant: str = "", replaced: Mapping[str, Memory] | None = None) -> Binding:
+        """Sampler ``name``, opened once for each ``variant``, whose tensors in ``replaced`` lie in other memory."""
         key = (name, variant)
         if key not in self._bindings:
             binding = self._engines.open(name, {**self.memory, **(replaced or {})})
@@ -77,12 +77,14 @@ class Warp:
     On a device nobody looks whether the nucleus is larger, since that would be to wait: the first and the last run.
     """
 
-    def __init__(self, heads: SlotHeads, names: Sequence[str], variant: str, replaced: Mapping[str, Memory]) -> None:
-        first = heads.head(names[0], variant, replaced)
+    def __init__(
+        self, samplers: SlotSamplers, names: Sequence[str], variant: str, replaced: Mapping[str, Memory]
+    ) -> None:
+        first = samplers.sampler(names[0], variant, replaced)
         own = {tensor: first.memory[tensor] for tensor in (NUCLEUS_IS_LARGER, THRESHOLD) if tensor in first.memory}
-        further = names[1:][-1:] if heads.is_late else names[1:]
-        self._bindings = [first, *(heads.head(name, variant, {**replaced, **own}) for name in further)]
-        self._looks = not heads.is_late and bool(own)
+        further = names[1:][-1:] if samplers.is_async else names[1:]
+        self._bindings = [first, *(samplers.sampler(name, variant, {**replaced, **own}) for name in further)]
+        self._looks = not samplers.is_async and bool(own)
 
     def run(self, width: int, rows: int) -> None:
         """Write the probabilities of ``rows`` rows."""

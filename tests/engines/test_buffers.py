@@ -19,7 +19,7 @@ from specrt.engines.ort.cpu import OrtEngine
 from specrt.engines.samplers import BLOCK, FILTER, MATCH, PENALTIES
 from specrt.runtime.slots import SlotModel
 
-HEADS = (MATCH, PENALTIES, FILTER, BLOCK)
+SAMPLERS = (MATCH, PENALTIES, FILTER, BLOCK)
 Bound = dict[str, tuple[int, int]]  # (bytes, address) of each tensor
 
 
@@ -45,12 +45,12 @@ def _given(owner: str, bound: Bound, engine_run: Any) -> Bound:
 
 
 def _of_slot(role: str, slot: SlotModel, rows: int, bound: Bound) -> Bound:
-    """Everything bound when the model and ``HEADS`` run at their widest."""
+    """Everything bound when the model and ``SAMPLERS`` run at their widest."""
     spec = slot.model.spec
     found = _given(role, bound, lambda: slot.model.feed([3] * spec.max_width, spec.max_rows))
-    for head in HEADS:
-        binding = slot.heads.head(head)
-        found |= _given(f"{role}/{head}", bound, lambda binding=binding: binding.run(spec.max_width, rows))
+    for sampler in SAMPLERS:
+        binding = slot.samplers.sampler(sampler)
+        found |= _given(f"{role}/{sampler}", bound, lambda binding=binding: binding.run(spec.max_width, rows))
     return found
 
 
@@ -65,8 +65,8 @@ def _assert_equal(plan: tuple[PlannedBuffer, ...], found: Bound) -> None:
 
 
 def test_a_slot_binds_what_is_planned(tiny_bundle: Path, bound: Bound) -> None:
-    """Target, its own weights as the draft, and heads that read what earlier heads wrote."""
-    plan = plan_slot(manifest_from_bundle(tiny_bundle), "onnxruntime", HEADS)
+    """Target, its own weights as the draft, and samplers that read what earlier samplers wrote."""
+    plan = plan_slot(manifest_from_bundle(tiny_bundle), "onnxruntime", SAMPLERS)
     with specrt.load(tiny_bundle, threads=1) as runtime:
         slot = runtime.open_slot("self")
         assert slot.draft is not None

@@ -24,7 +24,7 @@ from specrt.engines.contract import (
     plan_buffers,
 )
 from specrt.engines.interface import allocate, check_shared
-from specrt.engines.samplers import HEAD_NAMES, head_contract
+from specrt.engines.samplers import SAMPLER_NAMES, sampler_contract
 
 SPEC = ModelSpec(
     vocab_size=100,
@@ -119,9 +119,9 @@ def test_the_planned_bytes_are_those_that_are_allocated() -> None:
         assert not np.any(array)
 
 
-def test_the_match_head_on_a_model_owns_only_its_outputs() -> None:
+def test_the_match_sampler_on_a_model_owns_only_its_outputs() -> None:
     shared = frozenset({LOGITS, INPUT_IDS, ROW_INDICES})
-    plan = plan_buffers(head_contract(samplers.MATCH, SPEC, SPEC.vocab_size), shared)
+    plan = plan_buffers(sampler_contract(samplers.MATCH, SPEC, SPEC.vocab_size), shared)
     assert {buffer.name: buffer.owner for buffer in plan} == {
         "logits": "shared",
         "input_ids": "shared",
@@ -135,15 +135,15 @@ def tensors_of(contract: Contract) -> dict[str, TensorSpec]:
     return {tensor.name: tensor for tensor in (*contract.inputs, *contract.outputs)}
 
 
-@pytest.mark.parametrize("name", HEAD_NAMES)
-def test_a_head_reads_its_inputs_just_as_the_model_has_them(name: str) -> None:
+@pytest.mark.parametrize("name", SAMPLER_NAMES)
+def test_a_sampler_reads_its_inputs_just_as_the_model_has_them(name: str) -> None:
     model = model_contract(SPEC)
-    head = head_contract(name, SPEC, SPEC.vocab_size)
-    assert head.limits == model.limits
+    sampler = sampler_contract(name, SPEC, SPEC.vocab_size)
+    assert sampler.limits == model.limits
     of_model = tensors_of(model)
-    read = [tensor for tensor in head.inputs if tensor.name in of_model]
+    read = [tensor for tensor in sampler.inputs if tensor.name in of_model]
     assert read == [of_model[tensor.name] for tensor in read]
-    assert not {tensor.name for tensor in head.outputs} & of_model.keys()
+    assert not {tensor.name for tensor in sampler.outputs} & of_model.keys()
 
 
 PLANS = {
@@ -213,18 +213,18 @@ WHOLE = {"input_ids", "row_indices", "num_unending_rows", "top_k", "nucleus_is_l
 WHOLE |= {"tokens", "num_accepted", "chosen_ids", "top_ids"}
 
 
-@pytest.mark.parametrize("name", HEAD_NAMES)
-def test_the_buffers_of_a_head_on_a_model_of_100_ids_for_a_target_of_90(name: str) -> None:
+@pytest.mark.parametrize("name", SAMPLER_NAMES)
+def test_the_buffers_of_a_sampler_on_a_model_of_100_ids_for_a_target_of_90(name: str) -> None:
     """Logits and counts are as wide as the model's vocabulary, probabilities as the target's."""
-    plan = {buffer.name: (buffer.dtype, buffer.shape) for buffer in plan_buffers(head_contract(name, SPEC, 90))}
+    plan = {buffer.name: (buffer.dtype, buffer.shape) for buffer in plan_buffers(sampler_contract(name, SPEC, 90))}
     assert plan == {tensor: ("int64" if tensor in WHOLE else "float32", PLANS[name][tensor]) for tensor in PLANS[name]}
 
 
 def test_what_a_head_leaves_is_what_the_next_one_reads() -> None:
-    """Each name is one buffer in every head; those that stand in for another are the same but for the name."""
+    """Each name is one buffer in every sampler; those that stand in for another are the same but for the name."""
     seen: dict[str, TensorSpec] = {}
-    for name in HEAD_NAMES:
-        for tensor in tensors_of(head_contract(name, SPEC, 90)).values():
+    for name in SAMPLER_NAMES:
+        for tensor in tensors_of(sampler_contract(name, SPEC, 90)).values():
             assert seen.setdefault(tensor.name, tensor) == tensor
     for name, stands_in in ((LOGITS, samplers.PROCESSED_LOGITS), (samplers.PROBS, samplers.DRAFT_PROBS)):
         assert (seen[name].dtype, seen[name].shape) == (seen[stands_in].dtype, seen[stands_in].shape)
@@ -232,16 +232,16 @@ def test_what_a_head_leaves_is_what_the_next_one_reads() -> None:
 
 def test_a_small_vocabulary_has_fewer_most_likely_ids() -> None:
     small = replace(SPEC, vocab_size=7)
-    assert tensors_of(head_contract(samplers.LOGPROBS, small, 90))["top_ids"].shape == (ROWS, 7)
+    assert tensors_of(sampler_contract(samplers.LOGPROBS, small, 90))["top_ids"].shape == (ROWS, 7)
 
 
-def test_an_unknown_head_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=f"^head: got 'guess', expected one of {', '.join(HEAD_NAMES)}$"):
-        head_contract("guess", SPEC, 100)
+def test_an_unknown_sampler_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=f"^sampler: got 'guess', expected one of {', '.join(SAMPLER_NAMES)}$"):
+        sampler_contract("guess", SPEC, 100)
 
 
 def test_shared_memory_may_be_longer_and_nothing_else() -> None:
-    """A head for one row is opened on the buffers of passes of several."""
+    """A sampler for one row is opened on the buffers of passes of several."""
     check_shared("logits", np.zeros((5, 100), np.float32), (5, 100), "float32")
     check_shared("logits", np.zeros((9, 100), np.float32), (5, 100), "float32")
     check_shared("logits", np.zeros((9, 100), np.float32)[2:7], (1, 100), "float32")

@@ -20,7 +20,7 @@ from specrt.engines.contract import (
     TOKENS,
     TOTAL_SEQUENCE_LENGTH,
 )
-from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
+from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.engines.interface import Array, Binding
 
 SPEC = fake_spec(vocab_size=64, max_seq_len=32, k=4, max_width=8)
@@ -187,39 +187,39 @@ def test_a_closed_binding_does_not_run() -> None:
         binding.run(1, 1)
 
 
-def judged(binding: Binding, **shared: Array) -> Binding:
-    """The match head on the buffers of ``binding``."""
-    return FakeHead(SPEC).open(0, {name: binding.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)})
+def verified(binding: Binding, **shared: Array) -> Binding:
+    """The match sampler on the buffers of ``binding``."""
+    return FakeSampler(SPEC).open(0, {name: binding.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)})
 
 
-def test_a_head_judges_the_pass_whose_buffers_it_shares() -> None:
+def test_a_sampler_judges_the_pass_whose_buffers_it_shares() -> None:
     model = FakeEngine(SPEC, next_token).open(0)
-    head = judged(model)
+    sampler = verified(model)
     first = next_token([7])
     second = next_token([7, first])
     wrong = (next_token([7, first, second]) + 1) % SPEC.vocab_size
     feed(model, [7, first, second, wrong], 0, rows=range(4))
-    head.run(4, 4)
-    assert head.host[NUM_ACCEPTED].tolist() == [2]
-    assert head.host[TOKENS][:3].tolist() == [first, second, next_token([7, first, second])]
+    sampler.run(4, 4)
+    assert sampler.host[NUM_ACCEPTED].tolist() == [2]
+    assert sampler.host[TOKENS][:3].tolist() == [first, second, next_token([7, first, second])]
 
 
-def test_a_head_for_one_row_reads_the_first_row_of_a_longer_buffer() -> None:
+def test_a_sampler_for_one_row_reads_the_first_row_of_a_longer_buffer() -> None:
     model = FakeEngine(SPEC, next_token).open(0)
     shared = {name: model.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-    head = FakeHead(replace(SPEC, max_rows=1)).open(0, shared)
-    assert head.host[LOGITS] is model.host[LOGITS]
-    assert head.host[TOKENS].shape == (1,)
+    sampler = FakeSampler(replace(SPEC, max_rows=1)).open(0, shared)
+    assert sampler.host[LOGITS] is model.host[LOGITS]
+    assert sampler.host[TOKENS].shape == (1,)
     feed(model, [7, 8, 9], 0)
-    head.run(3, 1)
-    assert (head.host[TOKENS].tolist(), head.host[NUM_ACCEPTED].tolist()) == ([next_token([7, 8, 9])], [0])
+    sampler.run(3, 1)
+    assert (sampler.host[TOKENS].tolist(), sampler.host[NUM_ACCEPTED].tolist()) == ([next_token([7, 8, 9])], [0])
 
 
 @pytest.mark.parametrize("rows", [SPEC.max_rows - 1, 1])
 def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(rows: int) -> None:
-    head = FakeHead(SPEC)
+    sampler = FakeSampler(SPEC)
     with pytest.raises(ValueError, match="shared buffer logits: got float64"):
-        head.open(0, {LOGITS: np.zeros((SPEC.max_rows, SPEC.vocab_size))})
+        sampler.open(0, {LOGITS: np.zeros((SPEC.max_rows, SPEC.vocab_size))})
     with pytest.raises(ValueError, match=rf"shared buffer logits: got float32\[{rows}, 64\]"):
-        head.open(0, {LOGITS: np.zeros((rows, SPEC.vocab_size), np.float32)})
-    head.open(0)
+        sampler.open(0, {LOGITS: np.zeros((rows, SPEC.vocab_size), np.float32)})
+    sampler.open(0)

@@ -1,4 +1,4 @@
-"""Each fake head against its oracle, whatever its buffers hold."""
+"""Each fake sampler against its oracle, whatever its buffers hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specrt.engines.contract import (
     ROW_INDICES,
     TOKENS,
 )
-from specrt.engines.fake import FakeHead, fake_spec
+from specrt.engines.fake import FakeSampler, fake_spec
 from specrt.engines.interface import Array
 
 SPEC = fake_spec(vocab_size=64, max_seq_len=32, k=4, max_width=8)
@@ -54,7 +54,7 @@ def padded(probs: Array, vocab_size: int) -> Array:
 
 
 def fed(host: Buffers, rows: int) -> Array:
-    """The drafted ids that ``rows`` rows judge. [R - 1]"""
+    """The drafted ids that ``rows`` rows verify. [R - 1]"""
     ids: Array = host[INPUT_IDS][0][host[ROW_INDICES][1:rows]]
     return ids
 
@@ -134,20 +134,20 @@ ORACLES: dict[str, Callable[[Buffers, int, int], dict[str, object]]] = {
 }
 
 
-def test_every_head_that_is_asked_has_its_oracle_here() -> None:
+def test_every_sampler_that_is_asked_has_its_oracle_here() -> None:
     """The fake filters sort all ids and never flag a row for ``nucleus``."""
-    assert {*ORACLES, samplers.NUCLEUS} == set(samplers.HEAD_NAMES)
+    assert {*ORACLES, samplers.NUCLEUS} == set(samplers.SAMPLER_NAMES)
 
 
 @pytest.mark.parametrize("vocab_size", [SPEC.vocab_size, 50, 70], ids=["same", "narrower target", "wider target"])
 @pytest.mark.parametrize("rows", range(1, SPEC.max_rows + 1))
 @pytest.mark.parametrize("name", ORACLES)
-def test_a_fake_head_is_its_oracle(name: str, rows: int, vocab_size: int) -> None:
+def test_a_fake_sampler_is_its_oracle(name: str, rows: int, vocab_size: int) -> None:
     """Its outputs hold what the oracle says of the first rows; nothing else in its buffers changes."""
     width, seen = 7, set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        binding = FakeHead(SPEC, name, vocab_size).open(0)
+        binding = FakeSampler(SPEC, name, vocab_size).open(0)
         host = binding.host
         for tensor, buffer in host.items():
             buffer[:] = filled(tensor, buffer, min(vocab_size, SPEC.vocab_size), width, rng)

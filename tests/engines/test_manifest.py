@@ -25,10 +25,10 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
     manifest_text,
 )
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 
 
-def model_entry(folder: str, heads: str) -> ModelEntry:
+def model_entry(folder: str, samplers: str) -> ModelEntry:
     spec = fake_spec()
     contract = model_contract(spec)
     return ModelEntry(
@@ -44,14 +44,14 @@ def model_entry(folder: str, heads: str) -> ModelEntry:
         bytes_per_pass=1 << 19,
         reference=f"{folder}/reference.npz",
         parity=Parity(8, 1e-5, 20.0, 1.0),
-        heads={name: f"{heads}/{name}.onnx" for name in HEAD_NAMES},
+        samplers={name: f"{samplers}/{name}.onnx" for name in SAMPLER_NAMES},
     )
 
 
 def full_manifest() -> Manifest:
-    """A target and a draft model with heads of its own: every key of the schema has a value."""
-    target, draft = model_entry("target", "heads"), model_entry("draft", "heads/draft")
-    models = [name for model in (target, draft) for name in (model.graph, model.reference, *model.heads.values())]
+    """A target and a draft model with samplers of its own: every key of the schema has a value."""
+    target, draft = model_entry("target", "samplers"), model_entry("draft", "samplers/draft")
+    models = [name for model in (target, draft) for name in (model.graph, model.reference, *model.samplers.values())]
     names = (*models, "tokenizer/tokenizer.json", "tokenizer/chat.jinja")
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -110,11 +110,11 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path, manifest: Manifest) 
     assert manifest_from_bundle(tmp_path) == manifest
 
 
-def test_models_may_share_heads(tmp_path: Path) -> None:
+def test_models_may_share_samplers(tmp_path: Path) -> None:
     manifest = full_manifest()
     assert manifest.draft.model is not None
-    draft = dataclasses.replace(manifest.draft.model, heads=manifest.target.heads)
-    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("heads/draft/")}
+    draft = dataclasses.replace(manifest.draft.model, samplers=manifest.target.samplers)
+    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("samplers/draft/")}
     shared = dataclasses.replace(manifest, draft=DraftEntry("model", draft), files=files)
     write(tmp_path, manifest_text(shared))
     assert manifest_from_bundle(tmp_path) == shared

@@ -83,48 +83,48 @@ def unlisted_reference(data: dict[str, Any]) -> None:
     del data["files"]["draft/reference.npz"]
 
 
-def heads_of_the_bundle(data: dict[str, Any]) -> None:
-    data["heads"] = {"match": "heads/match.onnx"}
+def samplers_of_the_bundle(data: dict[str, Any]) -> None:
+    data["samplers"] = {"match": "samplers/match.onnx"}
 
 
-def model_without_heads(data: dict[str, Any]) -> None:
-    del data["target"]["heads"]
+def model_without_samplers(data: dict[str, Any]) -> None:
+    del data["target"]["samplers"]
 
 
-def missing_head(data: dict[str, Any]) -> None:
-    del data["target"]["heads"]["nucleus"]
+def missing_sampler(data: dict[str, Any]) -> None:
+    del data["target"]["samplers"]["nucleus"]
 
 
-def missing_head_of_the_draft(data: dict[str, Any]) -> None:
-    del data["draft"]["model"]["heads"]["block"]
+def missing_sampler_of_the_draft(data: dict[str, Any]) -> None:
+    del data["draft"]["model"]["samplers"]["block"]
 
 
-def no_heads(data: dict[str, Any]) -> None:
-    data["target"]["heads"] = {}
+def no_samplers(data: dict[str, Any]) -> None:
+    data["target"]["samplers"] = {}
 
 
-def heads_in_a_list(data: dict[str, Any]) -> None:
-    data["target"]["heads"] = ["heads/match.onnx"]
+def samplers_in_a_list(data: dict[str, Any]) -> None:
+    data["target"]["samplers"] = ["samplers/match.onnx"]
 
 
-def head_without_a_path(data: dict[str, Any]) -> None:
-    data["draft"]["model"]["heads"]["token"] = None
+def sampler_without_a_path(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["samplers"]["token"] = None
 
 
-def unlisted_head(data: dict[str, Any]) -> None:
-    del data["files"]["heads/block.onnx"]
+def unlisted_sampler(data: dict[str, Any]) -> None:
+    del data["files"]["samplers/block.onnx"]
 
 
-def unlisted_head_of_the_draft(data: dict[str, Any]) -> None:
-    data["draft"]["model"]["heads"]["match"] = "heads/mine.onnx"
+def unlisted_sampler_of_the_draft(data: dict[str, Any]) -> None:
+    data["draft"]["model"]["samplers"]["match"] = "samplers/mine.onnx"
 
 
-def unlisted_head_of_another_name(data: dict[str, Any]) -> None:
-    data["target"]["heads"]["guess"] = "heads/guess.onnx"
+def unlisted_sampler_of_another_name(data: dict[str, Any]) -> None:
+    data["target"]["samplers"]["guess"] = "samplers/guess.onnx"
 
 
-def head_outside(data: dict[str, Any]) -> None:
-    data["target"]["heads"]["match"] = "../match.onnx"
+def sampler_outside(data: dict[str, Any]) -> None:
+    data["target"]["samplers"]["match"] = "../match.onnx"
 
 
 def without_generation_defaults(data: dict[str, Any]) -> None:
@@ -179,17 +179,17 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (absolute_file, "files: '/secret' leads out of the bundle"),
         (graph_outside, "files: '../model.onnx' is named by the bundle but not listed"),
         (unlisted_reference, "files: 'draft/reference.npz' is named by the bundle but not listed"),
-        (heads_of_the_bundle, "Manifest: unknown key 'heads'"),
-        (model_without_heads, "Manifest.target: key 'heads' is missing"),
-        (missing_head, "target/model.onnx: its head 'nucleus' is missing"),
-        (missing_head_of_the_draft, "draft/model.onnx: its head 'block' is missing"),
-        (no_heads, "target/model.onnx: its head 'block' is missing"),
-        (heads_in_a_list, "Manifest.target.heads: got list, expected dict"),
-        (head_without_a_path, "Manifest.draft.model.heads.token: got NoneType, expected str"),
-        (unlisted_head, "files: 'heads/block.onnx' is named by the bundle but not listed"),
-        (unlisted_head_of_the_draft, "files: 'heads/mine.onnx' is named by the bundle but not listed"),
-        (unlisted_head_of_another_name, "files: 'heads/guess.onnx' is named by the bundle but not listed"),
-        (head_outside, "files: '../match.onnx' is named by the bundle but not listed"),
+        (samplers_of_the_bundle, "Manifest: unknown key 'samplers'"),
+        (model_without_samplers, "Manifest.target: key 'samplers' is missing"),
+        (missing_sampler, "target/model.onnx: its sampler 'nucleus' is missing"),
+        (missing_sampler_of_the_draft, "draft/model.onnx: its sampler 'block' is missing"),
+        (no_samplers, "target/model.onnx: its sampler 'block' is missing"),
+        (samplers_in_a_list, "Manifest.target.samplers: got list, expected dict"),
+        (sampler_without_a_path, "Manifest.draft.model.samplers.token: got NoneType, expected str"),
+        (unlisted_sampler, "files: 'samplers/block.onnx' is named by the bundle but not listed"),
+        (unlisted_sampler_of_the_draft, "files: 'samplers/mine.onnx' is named by the bundle but not listed"),
+        (unlisted_sampler_of_another_name, "files: 'samplers/guess.onnx' is named by the bundle but not listed"),
+        (sampler_outside, "files: '../match.onnx' is named by the bundle but not listed"),
         (without_generation_defaults, "Manifest: key 'generation_defaults' is missing"),
         (defaults_in_a_list, "Manifest.generation_defaults: got list, expected dict"),
         (default_in_words, "Manifest.generation_defaults.temperature: got str, expected float"),

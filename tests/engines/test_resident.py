@@ -65,7 +65,7 @@ def test_engines_take_their_size_and_nothing_is_said_before_they_are_built(tiny_
     manifest = manifest_from_bundle(tiny_tensorrt_bundle)
     engine = EngineEntry("target.engine", {}, "float16", {}, 1000, "", 1.0)
     record = BuildRecord(
-        1, "", "", "tensorrt-rtx", "tensorrt_rtx", "1.7", (), {"target": engine, "heads/match": engine}
+        1, "", "", "tensorrt-rtx", "tensorrt_rtx", "1.7", (), {"target": engine, "samplers/match": engine}
     )
     rtx, plain = resident_memory(manifest, [record])
     assert (rtx.backend, rtx.private_bytes, rtx.mapped_bytes) == ("tensorrt-rtx", 2000, 0)

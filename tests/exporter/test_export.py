@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 import specrt
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.storage.integrity import check_files
 from specrt.exporter.parity.reference import graph_logits
-from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, export_tiny, load_heads
+from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, export_tiny, load_samplers
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,18 @@ def test_bundle_says_what_it_holds(pair: Path, models: dict[str, Path]) -> None:
     assert manifest.target.bytes_per_pass < manifest.target.weights_bytes
     for name in manifest.files:
         if name.endswith(".onnx"):
-            onnx.checker.check_model(str(pair / name)) if "heads" in name else onnx.load(pair / name)
+            onnx.checker.check_model(str(pair / name)) if "samplers" in name else onnx.load(pair / name)
 
 
-def test_heads_are_written_once_for_models_of_one_vocabulary(pair: Path) -> None:
+def test_samplers_are_written_once_for_models_of_one_vocabulary(pair: Path) -> None:
     manifest = manifest_from_bundle(pair)
     draft = manifest.draft.model
     assert draft is not None
-    paths = {name: f"heads/{name}.onnx" for name in HEAD_NAMES}
-    assert manifest.target.heads == draft.heads == paths
-    assert {name for name in manifest.files if name.startswith("heads/")} == set(paths.values())
+    paths = {name: f"samplers/{name}.onnx" for name in SAMPLER_NAMES}
+    assert manifest.target.samplers == draft.samplers == paths
+    assert {name for name in manifest.files if name.startswith("samplers/")} == set(paths.values())
     for entry in (manifest.target, draft):
-        load_heads(pair, entry, manifest.target.spec.vocab_size)
+        load_samplers(pair, entry, manifest.target.spec.vocab_size)
 
 
 def test_generation_defaults_are_those_of_the_target_s_generation_config(pair: Path) -> None:

@@ -1,4 +1,4 @@
-"""A pair of one tokenizer whose embedding tables have other sizes: heads of their own, and no id that one lacks."""
+"""A pair of one tokenizer whose embedding tables have other sizes: samplers of their own, and no id that one lacks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 import specrt
 from specrt.engines.manifest import DraftEntry, manifest_from_bundle
 from specrt.engines.numpy_samplers import filtered
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.storage.integrity import check_files
 from specrt.exporter.bundle import file_entries, write_manifest
 from specrt.exporter.parity.reference import graph_logits
-from specrt.exporter.samplers import write_heads
-from tests.exporter.tiny_pair import K, export_tiny, load_heads, set_generation_config
+from specrt.exporter.samplers import write_samplers
+from tests.exporter.tiny_pair import K, export_tiny, load_samplers, set_generation_config
 from tests.tiny import tiny_tokenizer
 
 PADDING = 40  # ids beyond the tokenizer's
@@ -52,13 +52,13 @@ def wider_draft(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
 
 def _swap_roles(bundle: Path, output: Path) -> Path:
     """The bundle that an export of the same models in the other roles would be, without its time."""
-    shutil.copytree(bundle, output, ignore=shutil.ignore_patterns("heads"))
+    shutil.copytree(bundle, output, ignore=shutil.ignore_patterns("samplers"))
     manifest = manifest_from_bundle(bundle)
     target, draft = manifest.draft.model, manifest.target
     assert target is not None
     vocab_size = target.spec.vocab_size
-    target = replace(target, heads=write_heads(output, "heads", target.spec, vocab_size))
-    draft = replace(draft, heads=write_heads(output, "heads/draft", draft.spec, vocab_size))
+    target = replace(target, samplers=write_samplers(output, "samplers", target.spec, vocab_size))
+    draft = replace(draft, samplers=write_samplers(output, "samplers/draft", draft.spec, vocab_size))
     files = file_entries(output, lambda num_bytes: None)
     write_manifest(output, replace(manifest, target=target, draft=DraftEntry("model", draft), files=files))
     return output
@@ -71,18 +71,18 @@ def padded(request: pytest.FixtureRequest, wider_draft: Path) -> Path:
     return _swap_roles(wider_draft, wider_draft.with_name("swapped"))
 
 
-def test_a_draft_of_another_padded_vocabulary_has_heads_of_its_own(padded: Path) -> None:
+def test_a_draft_of_another_padded_vocabulary_has_samplers_of_its_own(padded: Path) -> None:
     manifest = manifest_from_bundle(padded)
     target, draft = manifest.target, manifest.draft.model
     assert draft is not None
     assert abs(target.spec.vocab_size - draft.spec.vocab_size) == PADDING
-    assert target.heads == {name: f"heads/{name}.onnx" for name in HEAD_NAMES}
-    assert draft.heads == {name: f"heads/draft/{name}.onnx" for name in HEAD_NAMES}
-    written = {name for name in manifest.files if name.startswith("heads/")}
-    assert written == {*target.heads.values(), *draft.heads.values()}
+    assert target.samplers == {name: f"samplers/{name}.onnx" for name in SAMPLER_NAMES}
+    assert draft.samplers == {name: f"samplers/draft/{name}.onnx" for name in SAMPLER_NAMES}
+    written = {name for name in manifest.files if name.startswith("samplers/")}
+    assert written == {*target.samplers.values(), *draft.samplers.values()}
     check_files(padded, manifest, always_hash=True)
     for entry in (target, draft):
-        load_heads(padded, entry, target.spec.vocab_size)
+        load_samplers(padded, entry, target.spec.vocab_size)
 
 
 def test_a_model_that_does_not_sample_is_greedy_by_its_defaults(wider_draft: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.engines.samplers import head_contract
+from specrt.engines.samplers import sampler_contract
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.tiny import save_tiny_model
@@ -37,8 +37,10 @@ def export_tiny(models: dict[str, Path], output: Path, **changes: Any) -> Manife
     return export(ExportOptions(output=output, prefill_chunk=16, **options))
 
 
-def load_heads(bundle: Path, entry: ModelEntry, vocab_size: int) -> None:
-    """Every head of ``entry`` honours its contract, for one row as for all."""
-    for name, path in entry.heads.items():
+def load_samplers(bundle: Path, entry: ModelEntry, vocab_size: int) -> None:
+    """Every sampler of ``entry`` honours its contract, for one row as for all."""
+    for name, path in entry.samplers.items():
         for max_rows in (1, entry.spec.max_rows):
-            OrtEngine(bundle / path, head_contract(name, replace(entry.spec, max_rows=max_rows), vocab_size), threads=1)
+            OrtEngine(
+                bundle / path, sampler_contract(name, replace(entry.spec, max_rows=max_rows), vocab_size), threads=1
+            )

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specrt.engines.contract import ROWS, Contract, ModelSpec, model_contract
-from specrt.engines.fake import FakeHead, NextToken, fake_spec
+from specrt.engines.fake import FakeSampler, NextToken, fake_spec
 from specrt.engines.interface import Engine as AnyEngine
 from specrt.engines.manifest import (
     MANIFEST_NAME,
@@ -23,7 +23,7 @@ from specrt.engines.manifest import (
     TokenizerEntry,
     manifest_text,
 )
-from specrt.engines.samplers import HEAD_NAMES, head_contract
+from specrt.engines.samplers import SAMPLER_NAMES, sampler_contract
 from specrt.engines.storage.integrity import sha256_of
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime
@@ -83,7 +83,7 @@ class Backend:
         return fake_spec(self.vocab_sizes[role], self.contexts[role], self.k, max_width=8)
 
     def __call__(self, graph: Path, contract: Contract, threads: int | None) -> AnyEngine:
-        if graph.parent.name == "heads":
+        if graph.parent.name == "samplers":
             return self._head(graph.parent.parent.name, graph.name, contract, threads)
         role = graph.parent.name
         assert contract == model_contract(self.spec(role))
@@ -91,12 +91,12 @@ class Backend:
         return self.engines[role]
 
     def _head(self, role: str, name: str, contract: Contract, threads: int | None) -> AnyEngine:
-        """Heads run on one thread; those of a draft judge one row, and all give the target's probabilities."""
+        """Samplers run on one thread; those of a draft verify one row, and all give the target's probabilities."""
         spec = replace(self.spec(role), max_rows=contract.limits[ROWS])
         assert threads == 1
         assert spec.max_rows == 1 or (role, spec) == ("target", self.spec("target"))
-        assert contract == head_contract(name, spec, self.vocab_sizes["target"])
-        return FakeHead(spec, name, self.vocab_sizes["target"])
+        assert contract == sampler_contract(name, spec, self.vocab_sizes["target"])
+        return FakeSampler(spec, name, self.vocab_sizes["target"])
 
 
 def _entry(role: str, spec: ModelSpec) -> ModelEntry:
@@ -114,7 +114,7 @@ def _entry(role: str, spec: ModelSpec) -> ModelEntry:
         bytes_per_pass=0,
         reference=f"{role}/reference",
         parity=Parity(1, 0.0, 1.0, 1.0),
-        heads={name: f"{role}/heads/{name}" for name in HEAD_NAMES},
+        samplers={name: f"{role}/samplers/{name}" for name in SAMPLER_NAMES},
     )
 
 
@@ -153,7 +153,7 @@ def write_bundle(
     backend = backend or Backend()
     names = ["tokenizer.json"]
     for role in ("target", "draft"):
-        names += [f"{role}/model", f"{role}/reference", *(f"{role}/heads/{name}" for name in HEAD_NAMES)]
+        names += [f"{role}/model", f"{role}/reference", *(f"{role}/samplers/{name}" for name in SAMPLER_NAMES)]
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)

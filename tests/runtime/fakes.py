@@ -1,4 +1,4 @@
-"""Models and heads on the fake engine for the loop's tests: tables, spies and scripted drafts.
+"""Models and samplers on the fake engine for the loop's tests: tables, spies and scripted drafts.
 
 A table maps a prefix to the next token, or to logits, by a hash of the prefix: a wrong position, a lost row or a bad
 rollback shows in the output.
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
-from specrt.engines.fake import FakeEngine, FakeHead, NextToken, fake_spec
+from specrt.engines.fake import FakeEngine, FakeSampler, NextToken, fake_spec
 from specrt.engines.interface import Array
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
-from specrt.runtime.sampling.samplers import HeadEngines
-from specrt.runtime.sampling.verifier import DraftJudge, Judge, draft_probs
+from specrt.runtime.sampling.samplers import SamplerEngines
+from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Draft, Target
@@ -111,29 +111,33 @@ def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = V
     return Engine(fake_spec(vocab_size, max_seq_len), next_token)
 
 
-LoadHead = Callable[[ModelSpec, str, int], FakeHead]
+LoadSampler = Callable[[ModelSpec, str, int], FakeSampler]
 
 
 def slot_of(
-    engine: Engine, slot: int = 0, vocab_size: int | None = None, max_rows: int | None = None, load: LoadHead = FakeHead
+    engine: Engine,
+    slot: int = 0,
+    vocab_size: int | None = None,
+    max_rows: int | None = None,
+    load: LoadSampler = FakeSampler,
 ) -> SlotModel:
-    """A cache of ``engine`` and its heads, for ``vocab_size`` probabilities and at most ``max_rows`` rows."""
+    """A cache of ``engine`` and its samplers, for ``vocab_size`` probabilities and at most ``max_rows`` rows."""
     spec = replace(engine.spec, max_rows=max_rows or engine.spec.max_rows)
     size = engine.spec.vocab_size if vocab_size is None else vocab_size
-    heads = HeadEngines(lambda name: load(spec, name, size))
-    return SlotModel(CachedModel(engine, slot, engine.spec), heads)
+    samplers = SamplerEngines(lambda name: load(spec, name, size))
+    return SlotModel(KVCachedModel(engine, slot, engine.spec), samplers)
 
 
 def open_target(engine: Engine, slot: int = 0) -> Target:
     """A greedy target."""
     opened = slot_of(engine, slot)
-    return Target(opened.model, Judge(opened.heads, Settings(), 0))
+    return Target(opened.model, Verifier(opened.samplers, Settings(), 0))
 
 
 def open_draft(engine: Engine, slot: int = 0) -> Draft:
-    """A greedy draft, whose heads judge one row."""
+    """A greedy draft, whose samplers verify one row."""
     opened = slot_of(engine, slot, max_rows=1)
-    return Draft(opened.model, DraftJudge(opened.heads, Settings(), 0, VOCAB_SIZE, None))
+    return Draft(opened.model, DraftSampler(opened.samplers, Settings(), 0, VOCAB_SIZE, None))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class Script:
             drafted[self.wrong] = drafted[self.wrong] ^ 1 if self.bad is None else self.bad
         return drafted
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         self.commits.append(num_committed)
 
 
@@ -201,7 +205,7 @@ def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
 class Pair:
     """A target and a draft in one slot, for one generation after another, as the runtime begins them."""
 
-    def __init__(self, target: Engine, draft: Engine, load: LoadHead = FakeHead) -> None:
+    def __init__(self, target: Engine, draft: Engine, load: LoadSampler = FakeSampler) -> None:
         vocab_size = target.spec.vocab_size
         self.engine, self.draft_engine = target, draft
         self.target = slot_of(target, 0, load=load)
@@ -209,14 +213,14 @@ class Pair:
 
     def begin_target(self, settings: Settings, prompt: Sequence[int]) -> Target:
         self.target.begin(prompt, 2 if settings.reproducible else 1)
-        return Target(self.target.model, Judge(self.target.heads, settings, len(prompt)))
+        return Target(self.target.model, Verifier(self.target.samplers, settings, len(prompt)))
 
     def begin_draft(self, settings: Settings, prompt: Sequence[int]) -> Draft:
         self.draft.begin(prompt, 1)
-        probs = draft_probs(self.target.heads, settings)
+        probs = draft_probs(self.target.samplers, settings)
         return Draft(
             self.draft.model,
-            DraftJudge(self.draft.heads, settings, len(prompt), self.target.model.spec.vocab_size, probs),
+            DraftSampler(self.draft.samplers, settings, len(prompt), self.target.model.spec.vocab_size, probs),
         )
 
     def run(
@@ -242,7 +246,7 @@ def pair_of(
     draft: NextToken | None,
     vocab_size: int,
     draft_vocab_size: int | None = None,
-    load: LoadHead = FakeHead,
+    load: LoadSampler = FakeSampler,
 ) -> Pair:
     """A pair for K up to 8 and 256 tokens; without ``draft`` the target drafts for itself."""
     engine = engine_of(target, vocab_size=vocab_size)

@@ -1,4 +1,4 @@
-"""PLAIN by hand: decoding token by token from the definitions, in float64 and without a head.
+"""PLAIN by hand: decoding token by token from the definitions, in float64 and without a sampler.
 
 Where logits, biases and penalties are multiples of powers of two, fp32 is exact too, and so are ties.
 """

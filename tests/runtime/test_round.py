@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specrt.engines.contract import ModelSpec
 from specrt.engines.fake import fake_spec
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
 from tests.runtime.fakes import (
@@ -201,7 +201,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(draw(st.integers(0, 999)), draw(st.integers(0, 3)), spec, prompt, limits, kind, draft_spec)
 
 
-def check_caches(tokens: list[int], model: CachedModel, engine: Engine, is_target: bool) -> None:
+def check_caches(tokens: list[int], model: KVCachedModel, engine: Engine, is_target: bool) -> None:
     """The cache holds the committed tokens but the newest (a draft's: at most those); what is stale gets poisoned."""
     assert model.kv_len == len(tokens) - 1 if is_target else model.kv_len <= len(tokens) - 1
     cache = engine.cache(0)

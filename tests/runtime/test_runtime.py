@@ -263,7 +263,7 @@ def test_a_backend_this_specrt_does_not_have_is_refused(
 
 def test_a_file_that_was_changed_is_refused(tmp_path: Path, backend: Backend) -> None:
     bundle = write_bundle(tmp_path / "bundle", "ngram", ())
-    (bundle / "target" / "heads" / "match").write_text("target/heads/matcH")
+    (bundle / "target" / "samplers" / "match").write_text("target/samplers/matcH")
     with pytest.raises(BundleError, match="SHA-256 is"):
         load(bundle)
 

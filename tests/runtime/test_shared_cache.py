@@ -13,7 +13,7 @@ from specrt.engines.buffers import plan_slot
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.runtime import Runtime
 from tests.tiny import save_tiny_model
 
@@ -44,16 +44,16 @@ def twins(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[CachedModel, int]]:
+def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[KVCachedModel, int]]:
     """Every pass from now on: the model, and how many ids it was fed."""
-    passes: list[tuple[CachedModel, int]] = []
-    feed = CachedModel.feed
+    passes: list[tuple[KVCachedModel, int]] = []
+    feed = KVCachedModel.feed
 
-    def note(self: CachedModel, ids: Any, *rest: Any) -> tuple[int, int]:
+    def note(self: KVCachedModel, ids: Any, *rest: Any) -> tuple[int, int]:
         passes.append((self, len(ids)))
         return feed(self, ids, *rest)
 
-    monkeypatch.setattr(CachedModel, "feed", note)
+    monkeypatch.setattr(KVCachedModel, "feed", note)
     return passes
 
 

@@ -9,7 +9,7 @@ import pytest
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.bench import run_bench
 from specrt.tools.bench.methods import (
-    choose_contenders,
+    choose_methods,
 )
 from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.prompting.prompts import Prompt
@@ -19,6 +19,6 @@ from tests.tools.bench.benches import MACHINE, PROMPTS
 @pytest.fixture(scope="session")
 def benched(tiny_bundle: Path) -> Bench:
     """Without torch."""
-    contenders = choose_contenders("plain,ngram,model", manifest_from_bundle(tiny_bundle))
+    methods = choose_methods("plain,ngram,model", manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=24, repeats=1, ignore_eos=True, temperature=0.8, budget_s=60)
-    return run_bench(tiny_bundle, contenders, [*PROMPTS, Prompt("huge", "dog " * 900)], settings, MACHINE)
+    return run_bench(tiny_bundle, methods, [*PROMPTS, Prompt("huge", "dog " * 900)], settings, MACHINE)

@@ -74,7 +74,9 @@ def align(
         manifest = runtime.manifest
         draft, k = manifest.draft.kind, manifest.num_speculative_tokens
         if draft == "ngram" and temperature:
-            raise UsageError(f"--temperature {temperature}: n-gram drafts are judged on greedy text here; leave it out")
+            raise UsageError(
+                f"--temperature {temperature}: n-gram drafts are verified on greedy text here; leave it out"
+            )
         ids = encode_prompts(prompts, bundle, manifest, max_new_tokens)
         tallies = {n: Tally(n) for n in range(1, k + 1)}
         by_category: dict[str, Tally] = {}

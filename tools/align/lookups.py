@@ -20,7 +20,7 @@ class Lookup:
 def look_up(drafter: NGramDrafter, tokens: Sequence[int], place: int, k: int) -> Lookup:
     """What ``drafter`` drafts after ``tokens[:place]``, at most ``k``, and how much of it the text goes on with.
 
-    Drafted tokens beyond the end of the text are not counted: nobody judged them.
+    Drafted tokens beyond the end of the text are not counted: nobody verified them.
     """
     committed = tokens[:place]
     size = drafter.suffix_length(committed)

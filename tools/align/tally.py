@@ -17,7 +17,7 @@ import numpy as np
 from specrt.engines.contract import LOGITS
 from specrt.engines.interface import Array
 from specrt.runtime.drafting.drafters import NGramDrafter
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.tools.align.lookups import look_up
 
 
@@ -36,7 +36,7 @@ class Positions:
 
 @dataclass
 class Tally:
-    """Rounds of one K over texts. ``reached[i]`` of them judged drafted token i, ``accepted[i]`` took it.
+    """Rounds of one K over texts. ``reached[i]`` of them verified drafted token i, ``accepted[i]`` took it.
 
     ``by_drafted[n]`` counts rounds in which n tokens were drafted. Where chances are not 0 or 1, counts are
     expectations.
@@ -57,8 +57,8 @@ class Tally:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """The chance of each drafted token once those before it were accepted; ends where none was judged."""
-        return [took / judged for took, judged in zip(self.accepted, self.reached, strict=True) if judged > 0]
+        """The chance of each drafted token once those before it were accepted; ends where none was verified."""
+        return [took / verified for took, verified in zip(self.accepted, self.reached, strict=True) if verified > 0]
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -101,7 +101,7 @@ class Tally:
         self.tokens += max(0, len(output) - 1)
 
 
-def rows_of(model: CachedModel, tokens: Sequence[int], first: int) -> Iterable[Array]:
+def rows_of(model: KVCachedModel, tokens: Sequence[int], first: int) -> Iterable[Array]:
     """Logits [V] after ``tokens[:i]`` for i = first ... len(tokens) - 1: what was expected of each of those tokens."""
     model.rollback(0)
     model.prefill(tokens[: first - 1])
@@ -114,7 +114,7 @@ def rows_of(model: CachedModel, tokens: Sequence[int], first: int) -> Iterable[A
 
 
 def compare_rows(
-    target: CachedModel, draft: CachedModel, prompt: Sequence[int], output: Sequence[int], temperature: float
+    target: KVCachedModel, draft: KVCachedModel, prompt: Sequence[int], output: Sequence[int], temperature: float
 ) -> Positions:
     """Read one text with both models. TV and KL are at ``temperature``, at 1 where it is 0."""
     found, tokens = Positions(), [*prompt, *output]

@@ -1,6 +1,6 @@
-"""``specrt bench``: contenders side by side on the same prompt ids, limits and threads of one machine.
+"""``specrt bench``: methods side by side on the same prompt ids, limits and threads of one machine.
 
-Every contender answers every prompt, prompt by prompt, in an order drawn anew. A time budget bounds tokens, prompts
+Every method answers every prompt, prompt by prompt, in an order drawn anew. A time budget bounds tokens, prompts
 and repeats; what was measured in part is left out.
 """
 
@@ -17,7 +17,7 @@ from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
 from specrt.runtime.text.codec import TextCodec
 from specrt.tools.bench.journal import Journal
-from specrt.tools.bench.methods import Contender, own_or_shared, processes
+from specrt.tools.bench.methods import Method, own_or_shared, processes
 from specrt.tools.bench.records import Bench, PromptEntry, Settings
 from specrt.tools.bench.sample import sample_of
 from specrt.tools.bench.scores import score
@@ -29,7 +29,7 @@ from specrt.tools.terminal.progress import Advance
 
 def run_bench(
     bundle: Path,
-    contenders: Sequence[Contender],
+    methods: Sequence[Method],
     prompts: Sequence[Prompt],
     settings: Settings,
     machine: Machine,
@@ -38,9 +38,9 @@ def run_bench(
     resume: bool = False,
     required: Iterable[str] | None = None,
 ) -> Bench:
-    """Run the bench. Ids are compared with those of the first contender (above temperature 0: of the first of specrt).
+    """Run the bench. Ids are compared with those of the first method (above temperature 0: of the first of specrt).
 
-    ``advance`` is told what is about to start. A contender that fails to load or to answer is left out and reported,
+    ``advance`` is told what is about to start. A method that fails to load or to answer is left out and reported,
     but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
     """
     started, watch = time.monotonic(), Watch()
@@ -52,12 +52,12 @@ def run_bench(
     journal = Journal(journal_file, identity, resume)
     work = Work(bundle, settings, kept, ids, journal, advance, started)
     work.required = None if required is None else set(required)
-    groups = _groups(manifest, contenders, settings)
+    groups = _groups(manifest, methods, settings)
     for number, batch in enumerate([[group] for group in groups] if settings.one_at_a_time else [groups]):
         share = (number + 1) / len(groups) if settings.one_at_a_time else 1.0
         work.run(batch, share)
     busy_percent = watch.busy_percent()
-    running = [contender for contender in contenders if contender.name not in work.failed]
+    running = [method for method in methods if method.name not in work.failed]
     used = sorted({index for _, index in work.done})
     if not used:
         raise SpecrtError(
@@ -122,12 +122,12 @@ def _cuts(work: Work, num_prompts: int, num_repeats: int) -> list[str]:
     return [cut + more for cut in cuts]
 
 
-def _groups(manifest: Manifest, contenders: Sequence[Contender], settings: Settings) -> list[list[Contender]]:
+def _groups(manifest: Manifest, methods: Sequence[Method], settings: Settings) -> list[list[Method]]:
     import psutil
 
     if settings.one_at_a_time:
-        return processes(contenders)
-    return own_or_shared(manifest, contenders, psutil.virtual_memory().available)
+        return processes(methods)
+    return own_or_shared(manifest, methods, psutil.virtual_memory().available)
 
 
 def _entries(manifest: Manifest) -> dict[str, Any]:

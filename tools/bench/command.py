@@ -14,7 +14,7 @@ from specrt.engines.processor import available_cores
 from specrt.engines.storage.files import write_text_file
 from specrt.tools.bench.bench import run_bench
 from specrt.tools.bench.llama_worker import check_llama_cpp
-from specrt.tools.bench.methods import Contender, choose_contenders, needed_bytes, processes
+from specrt.tools.bench.methods import Method, choose_methods, needed_bytes, processes
 from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.bench.tables import print_bench
 from specrt.tools.hashing import checked_manifest
@@ -51,10 +51,10 @@ def run_command(
     """Run, print, write. Raises ``SpecrtError``."""
     _check_files(json_file, html_file, resume)
     manifest = checked_manifest(bundle)
-    contenders = lineup_of(baseline, manifest)
+    methods = lineup_of(baseline, manifest)
     given = {"target": source, "draft": draft_source, "gguf": None if gguf is None else str(gguf)}
     sources = {role: name for role, name in given.items() if name is not None}
-    if any(contender.library == "llama.cpp" for contender in contenders):
+    if any(method.library == "llama.cpp" for method in methods):
         check_llama_cpp(manifest, sources)
     prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
@@ -72,22 +72,22 @@ def run_command(
         keep_tokens=max_new_tokens is not None,
     )
     machine = describe_machine(settings.threads)
-    for line in notes(machine, [needed_bytes(manifest, group) for group in processes(contenders)], one_at_a_time):
+    for line in notes(machine, [needed_bytes(manifest, group) for group in processes(methods)], one_at_a_time):
         click.echo(line, err=True)
-    required = [contender.name for contender in contenders if contender.library == "specrt"]
+    required = [method.name for method in methods if method.library == "specrt"]
     journal = None if json_file is None else json_file.with_name(json_file.name + ".partial")
-    with shown_steps(len(contenders) * (1 + len(prompts) * settings.repeats) + 2) as advance:
-        bench = run_bench(bundle, contenders, prompts, settings, machine, advance, journal, resume, required)
+    with shown_steps(len(methods) * (1 + len(prompts) * settings.repeats) + 2) as advance:
+        bench = run_bench(bundle, methods, prompts, settings, machine, advance, journal, resume, required)
     print_bench(bench)
     _write(bench, json_file, html_file)
 
 
-def lineup_of(baseline: str, manifest: Manifest) -> tuple[Contender, ...]:
+def lineup_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:
     """The baselines, plain decoding (everything is compared with it), and what drafts in this bundle."""
     names = [name.strip() for name in baseline.split(",")]
     drafting = ["auto", "ngram", *([] if manifest.draft.kind == "ngram" else ["model"])]
     ordered: Sequence[str] = [*names, *(["plain"] if "plain" not in names else []), *drafting]
-    return choose_contenders(",".join(ordered), manifest)
+    return choose_methods(",".join(ordered), manifest)
 
 
 def chosen_prompts(file: Path | None, categories: str | None, per_category: int | None) -> tuple[Prompt, ...]:

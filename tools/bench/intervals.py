@@ -1,6 +1,6 @@
 """95 % intervals of a ratio of speeds, from answers that took turns: over prompts and over the runs of each.
 
-Prompts are drawn again, and for each prompt drawn its runs; a run of one contender and that of the other in the same
+Prompts are drawn again, and for each prompt drawn its runs; a run of one method and that of the other in the same
 block stay together. A bootstrap of a few prompts is too narrow (two can give no more than their own two ratios), so its
 standard error, on a logarithmic scale, is widened as that of a mean is: by sqrt(n / (n - 1)) and Student's t with n - 1
 degrees of freedom, n the prompts. With two prompts t is 12.7: so little is known then.

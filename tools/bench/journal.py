@@ -12,7 +12,7 @@ from specrt.engines.errors import UsageError
 from specrt.engines.storage.files import cannot_write, write_text_file
 from specrt.tools.bench.methods import Answer
 
-Key = tuple[str, str, int]  # contender, prompt, repeat
+Key = tuple[str, str, int]  # method, prompt, repeat
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""What a contender's process does with a request where llama.cpp generates, by the package ``xllamacpp``.
+"""What a method's process does with a request where llama.cpp generates, by the package ``xllamacpp``.
 
 llama.cpp's own server runs inside this process and is asked on a loopback port: its native endpoint takes prompt ids
 and streams ids. It reads the GGUF file as it is, so its weights are those that the bundle's graph has dequantized.

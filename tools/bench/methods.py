@@ -1,6 +1,6 @@
-"""The contenders of a bench: transformers and specrt, each in a process of its own where memory suffices for that.
+"""The methods of a bench: transformers and specrt, each in a process of its own where memory suffices for that.
 
-Thread pools and memory of torch and onnxruntime never meet; short of memory, one process serves all contenders with the
+Thread pools and memory of torch and onnxruntime never meet; short of memory, one process serves all methods with the
 same weights. Parent and worker speak one line of JSON at a time over the worker's standard input and output:
 
     started   {"attention": "sdpa", ...}
@@ -39,7 +39,7 @@ GGUF_BYTES = 1.3  # a weight in 4 bits: the file is mapped, and part of it repac
 
 
 @dataclass(frozen=True)
-class Contender:
+class Method:
     """A way to generate. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa.
 
     ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights.
@@ -52,24 +52,24 @@ class Contender:
 
     @property
     def process(self) -> tuple[str, str]:
-        """(library, dtype): contenders that share these share a process."""
+        """(library, dtype): methods that share these share a process."""
         return self.library, self.dtype
 
 
 _ROWS = (
-    Contender("eager", "transformers", "fp32"),
-    Contender("eager-bf16", "transformers", "bf16"),
-    Contender("eager-compiled", "transformers-compiled", "fp32"),
-    Contender("assisted", "transformers", "fp32", "model"),
-    Contender("assisted-bf16", "transformers", "bf16", "model"),
-    Contender("lookup", "transformers", "fp32", "ngram"),
-    Contender("llama.cpp", "llama.cpp", "gguf"),
-    Contender("plain", "specrt", "bundle"),
-    Contender("auto", "specrt", "bundle", "auto"),
-    Contender("ngram", "specrt", "bundle", "ngram"),
-    Contender("model", "specrt", "bundle", "model"),
+    Method("eager", "transformers", "fp32"),
+    Method("eager-bf16", "transformers", "bf16"),
+    Method("eager-compiled", "transformers-compiled", "fp32"),
+    Method("assisted", "transformers", "fp32", "model"),
+    Method("assisted-bf16", "transformers", "bf16", "model"),
+    Method("lookup", "transformers", "fp32", "ngram"),
+    Method("llama.cpp", "llama.cpp", "gguf"),
+    Method("plain", "specrt", "bundle"),
+    Method("auto", "specrt", "bundle", "auto"),
+    Method("ngram", "specrt", "bundle", "ngram"),
+    Method("model", "specrt", "bundle", "model"),
 )
-CONTENDERS = {row.name: row for row in _ROWS}
+METHODS = {row.name: row for row in _ROWS}
 
 
 @dataclass(frozen=True)
@@ -112,39 +112,39 @@ class Answer:
         return gaps[1:]
 
 
-def choose_contenders(names: str, manifest: Manifest) -> tuple[Contender, ...]:
-    """Contenders by comma-separated names. Raises ``UsageError`` for unknown ones and those without their draft."""
+def choose_methods(names: str, manifest: Manifest) -> tuple[Method, ...]:
+    """Methods by comma-separated names. Raises ``UsageError`` for unknown ones and those without their draft."""
     chosen = []
     for name in dict.fromkeys(name.strip() for name in names.split(",")):
-        if name not in CONTENDERS:
-            raise UsageError(f"contenders: got {name!r}, expected some of {', '.join(CONTENDERS)}")
-        if CONTENDERS[name].draft == "model" and manifest.draft.kind == "ngram":
-            raise UsageError(f"contenders: {name} drafts with a model and this bundle has none; leave it out")
-        chosen.append(CONTENDERS[name])
+        if name not in METHODS:
+            raise UsageError(f"methods: got {name!r}, expected some of {', '.join(METHODS)}")
+        if METHODS[name].draft == "model" and manifest.draft.kind == "ngram":
+            raise UsageError(f"methods: {name} drafts with a model and this bundle has none; leave it out")
+        chosen.append(METHODS[name])
     return tuple(chosen)
 
 
-def own_or_shared(manifest: Manifest, contenders: Sequence[Contender], available_bytes: int) -> list[list[Contender]]:
-    """A process for each contender where they fit into ``available_bytes`` together, else one for those that share."""
-    alone = [[contender] for contender in contenders]
+def own_or_shared(manifest: Manifest, methods: Sequence[Method], available_bytes: int) -> list[list[Method]]:
+    """A process for each method where they fit into ``available_bytes`` together, else one for those that share."""
+    alone = [[method] for method in methods]
     needed = sum(needed_bytes(manifest, group) for group in alone)
-    return alone if needed <= available_bytes else processes(contenders)
+    return alone if needed <= available_bytes else processes(methods)
 
 
-def processes(contenders: Sequence[Contender]) -> list[list[Contender]]:
-    """The contenders by process, in the order of their first member."""
-    keys = dict.fromkeys(contender.process for contender in contenders)
-    return [[contender for contender in contenders if contender.process == key] for key in keys]
+def processes(methods: Sequence[Method]) -> list[list[Method]]:
+    """The methods by process, in the order of their first member."""
+    keys = dict.fromkeys(method.process for method in methods)
+    return [[method for method in methods if method.process == key] for key in keys]
 
 
-def needed_bytes(manifest: Manifest, contenders: Sequence[Contender]) -> int:
-    """About what the process of ``contenders`` (of one process) takes in memory once it is loaded.
+def needed_bytes(manifest: Manifest, methods: Sequence[Method]) -> int:
+    """About what the process of ``methods`` (of one process) takes in memory once it is loaded.
 
     ONNX Runtime copies weights into the layout of its kernels; the file they come from stays in the page cache only.
     """
-    library, dtype = contenders[0].process
+    library, dtype = methods[0].process
     models = [manifest.target]
-    if manifest.draft.model is not None and (library == "specrt" or any(c.draft == "model" for c in contenders)):
+    if manifest.draft.model is not None and (library == "specrt" or any(c.draft == "model" for c in methods)):
         models.append(manifest.draft.model)
     if library == "specrt":
         return PROCESS_BYTES[library] + sum(model.weights_bytes + model.spec.kv_bytes for model in models)
@@ -211,21 +211,21 @@ class Worker:
         status = self._process.wait()
         self._errors.seek(0)
         last = (self._errors.read().strip().splitlines() or ["it left no message"])[-1]
-        mend = "; signal 9 often means too little memory: ask for fewer contenders" if status == -9 else ""
+        mend = "; signal 9 often means too little memory: ask for fewer methods" if status == -9 else ""
         return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){mend}")
 
 
-class Lineup:
-    """Contenders with their processes loaded, one after the other so that the peaks of loading do not add up.
+class WorkerPool:
+    """Methods with their processes loaded, one after the other so that the peaks of loading do not add up.
 
-    ``failed`` tells why a contender is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
-    ``started`` is what the process of each contender said of itself.
+    ``failed`` tells why a method is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
+    ``started`` is what the process of each method said of itself.
     """
 
     def __init__(
         self,
         bundle: Path,
-        groups: Sequence[Sequence[Contender]],
+        groups: Sequence[Sequence[Method]],
         threads: int,
         sources: Mapping[str, str] | None = None,
         required: Collection[str] | None = None,
@@ -238,41 +238,39 @@ class Lineup:
                 try:
                     worker = stack.enter_context(_start(bundle, group, threads, sources or {}))
                 except SpecrtError as error:
-                    if required is None or any(contender.name in required for contender in group):
+                    if required is None or any(method.name in required for method in group):
                         raise
-                    self.failed.update({contender.name: str(error) for contender in group})
+                    self.failed.update({method.name: str(error) for method in group})
                     continue
-                self._workers.update({contender.name: worker for contender in group})
-                self.started.update({contender.name: worker.started for contender in group})
+                self._workers.update({method.name: worker for method in group})
+                self.started.update({method.name: worker.started for method in group})
             self._stack = stack.pop_all()
 
-    def ask(self, contender: Contender, prompt_ids: Sequence[int], k: int, **limits: Any) -> Answer:
+    def ask(self, method: Method, prompt_ids: Sequence[int], k: int, **limits: Any) -> Answer:
         """Generate once. ``limits`` are ``max_new_tokens``, ``ignore_eos``, and ``temperature`` and ``seed``."""
-        draft_k = 0 if contender.draft == "none" else k
-        reply = self._workers[contender.name].ask(
-            prompt_ids=list(prompt_ids), draft=contender.draft, k=draft_k, **limits
-        )
+        draft_k = 0 if method.draft == "none" else k
+        reply = self._workers[method.name].ask(prompt_ids=list(prompt_ids), draft=method.draft, k=draft_k, **limits)
         return from_json(Answer, reply)
 
-    def time_passes(self, contender: Contender, past: int) -> dict[str, Any]:
+    def time_passes(self, method: Method, past: int) -> dict[str, Any]:
         """``target_ms`` of passes of 1, 2, ... K + 1 tokens and ``draft_ms`` of one, by one of specrt."""
-        return self._workers[contender.name].ask(time_passes=past)
+        return self._workers[method.name].ask(time_passes=past)
 
-    def __enter__(self) -> Lineup:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
 
-def _start(bundle: Path, group: Sequence[Contender], threads: int, sources: Mapping[str, str]) -> Worker:
+def _start(bundle: Path, group: Sequence[Method], threads: int, sources: Mapping[str, str]) -> Worker:
     library, dtype = group[0].process
     settings = {
         "library": library,
         "dtype": dtype,
         "bundle": str(bundle),
         "threads": threads,
-        "with_draft": any(contender.draft == "model" for contender in group),
+        "with_draft": any(method.draft == "model" for method in group),
         "sources": dict(sources),
     }
     return Worker(f"{library} {dtype}", [sys.executable, "-m", "specrt.tools.bench.worker", json.dumps(settings)])

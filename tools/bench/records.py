@@ -19,7 +19,7 @@ class Settings:
 
     ``repeats`` and ``max_new_tokens`` are the most; ``budget_s`` None has no limit of time. With ``keep_tokens``
     answers are not made shorter for want of time; then fewer prompts are answered. Above ``temperature`` 0 every prompt
-    is drawn with the same seed, so that specrt's contenders must still agree.
+    is drawn with the same seed, so that specrt's methods must still agree.
     """
 
     k: int
@@ -66,10 +66,10 @@ class PromptEntry:
 
 @dataclass(frozen=True)
 class Bench:
-    """Scores of the contenders, and what is needed to read them.
+    """Scores of the methods, and what is needed to read them.
 
-    ``failed`` tells why a contender is missing, ``skipped`` which prompts did not fit into the context or the time.
-    ``started`` is what each contender's process said of itself: dtype, attention, or llama.cpp's kernels.
+    ``failed`` tells why a method is missing, ``skipped`` which prompts did not fit into the context or the time.
+    ``started`` is what each method's process said of itself: dtype, attention, or llama.cpp's kernels.
     ``busy_percent_during`` is how busy others kept the CPU while it ran.
     """
 

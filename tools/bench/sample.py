@@ -21,7 +21,7 @@ class Sample:
     acceptance or without a draft.
     """
 
-    contender: str
+    method: str
     prompt: str
     pieces: tuple[tuple[str, str], ...]
     drafted: tuple[int, ...]
@@ -30,7 +30,7 @@ class Sample:
 def sample_of(
     answers: Mapping[str, Sequence[Sequence[Answer]]], prompts: Sequence[Prompt], codec: TextCodec
 ) -> Sample | None:
-    """A text of ``auto``, whose K is chosen by round, or else of the last contender that drafted anything.
+    """A text of ``auto``, whose K is chosen by round, or else of the last method that drafted anything.
 
     Of its answers of many rounds (half of the most, or more) that whose share of accepted tokens is in the middle.
     """

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from specrt.tools.bench.intervals import Interval, group_intervals, interval, mean_interval
-from specrt.tools.bench.methods import CONTENDERS, Answer
+from specrt.tools.bench.methods import METHODS, Answer
 from specrt.tools.prompting.prompts import Prompt, bucket_of
 
 REFERENCES = ("eager", "plain")
@@ -19,7 +19,7 @@ Comparison = tuple[float, Interval | None]  # a ratio of tokens per second, and 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a contender's ids first leave those expected, by the prompt's name; None: it had ended."""
+    """Where a method's ids first leave those expected, by the prompt's name; None: it had ended."""
 
     prompt: str
     position: int
@@ -32,7 +32,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Score:
-    """A contender over all prompts. Seconds are medians over the repeats, summed over the prompts.
+    """A method over all prompts. Seconds are medians over the repeats, summed over the prompts.
 
     * ``tokens_per_s``: completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves the first
       tokens and the time up to them out.
@@ -43,14 +43,14 @@ class Score:
       the same after the first token, of the categories in which anything came after it.
     * ``first_token_ms``: median over the prompts; ``gap_ms``: p50 and p95 of the time between two tokens as they
       arrive, 0 for those that arrive together.
-    * ``acceptance_by_position``: of the rounds that judged drafted token i, the share that accepted it;
+    * ``acceptance_by_position``: of the rounds that verified drafted token i, the share that accepted it;
       ``mean_acceptance_length``: tokens per round, the target's own included.
-    * ``round_ms``: a round's time by phase. ``peak_bytes``: resident memory of the contender's process at its largest.
-    * ``differences``: where ids leave those of the first contender, above temperature 0 those of the first of specrt
+    * ``round_ms``: a round's time by phase. ``peak_bytes``: resident memory of the method's process at its largest.
+    * ``differences``: where ids leave those of the first method, above temperature 0 those of the first of specrt
       (transformers draws in another way, so its ids are not compared there).
     """
 
-    contender: str
+    method: str
     completion_tokens: int
     seconds: float
     tokens_per_s: float
@@ -102,7 +102,7 @@ def first_difference(prompt: str, expected: Sequence[int], got: Sequence[int]) -
 def score(
     answers: Answers, prompts: Sequence[Prompt], lengths: Sequence[int], temperature: float = 0.0
 ) -> tuple[Score, ...]:
-    """A score for each contender. ``answers[name][prompt]`` has one answer a repeat; ``lengths`` are the prompts'."""
+    """A score for each method. ``answers[name][prompt]`` has one answer a repeat; ``lengths`` are the prompts'."""
     return tuple(_score(name, answers, prompts, lengths, temperature) for name in answers)
 
 
@@ -119,7 +119,7 @@ def _score(name: str, answers: Answers, prompts: Sequence[Prompt], lengths: Sequ
     rounds = [pair for answer in firsts for pair in answer.rounds]
     drafted, accepted = sum(d for d, _ in rounds), sum(a for _, a in rounds)
     return Score(
-        contender=name,
+        method=name,
         completion_tokens=_num_tokens(ours),
         seconds=_seconds(ours),
         tokens_per_s=_tokens_per_s(ours),
@@ -163,17 +163,17 @@ def _differences(name: str, answers: Answers, prompts: Sequence[Prompt], tempera
 
 
 def _is_ours(name: str) -> bool:
-    return name in CONTENDERS and CONTENDERS[name].library == "specrt"
+    return name in METHODS and METHODS[name].library == "specrt"
 
 
 def by_position(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Share of the rounds that judged drafted token i which accepted it; ends where no round came to it."""
+    """Share of the rounds that verified drafted token i which accepted it; ends where no round came to it."""
     shares: list[float] = []
     for i in range(int(max((drafted for drafted, _ in rounds), default=0))):
-        judged = [accepted for drafted, accepted in rounds if drafted > i and accepted >= i]
-        if not judged:
+        verified = [accepted for drafted, accepted in rounds if drafted > i and accepted >= i]
+        if not verified:
             break
-        shares.append(sum(accepted > i for accepted in judged) / len(judged))
+        shares.append(sum(accepted > i for accepted in verified) / len(verified))
     return tuple(shares)
 
 

@@ -48,13 +48,13 @@ def remarks(bench: Bench) -> list[str]:
         if row.draft_acceptance_rate is not None and "plain" in row.ratio_to:
             lines.append(_against_plain(row))
         for difference in row.differences[:5]:
-            lines.append(f"{row.contender} does not say what {bench.scores[0].contender} says: {difference}")
+            lines.append(f"{row.method} does not say what {bench.scores[0].method} says: {difference}")
         if len(row.differences) > 5:
-            lines.append(f"{row.contender}: {len(row.differences)} of {row.num_prompts} prompts differ in all")
+            lines.append(f"{row.method}: {len(row.differences)} of {row.num_prompts} prompts differ in all")
     most = max((row.completion_tokens for row in bench.scores), default=0)
     for row in bench.scores:
         if row.completion_tokens < most:
-            lines.append(f"{row.contender} returned {row.completion_tokens} tokens where others returned {most}")
+            lines.append(f"{row.method} returned {row.completion_tokens} tokens where others returned {most}")
     lines += [f"{name} is missing: {why}" for name, why in bench.failed.items()]
     lines += [_of_llama_cpp(started) for name, started in bench.started.items() if "gguf" in started]
     lines += [f"left out: {why}" for why in bench.skipped]
@@ -72,13 +72,13 @@ def _against_plain(row: Score) -> str:
     ratio, interval = row.ratio_to["plain"], row.interval_of.get("plain")
     shown = with_interval(ratio, interval)
     if interval is None:
-        line = f"{row.contender}: {shown} plain decoding, of one prompt only"
+        line = f"{row.method}: {shown} plain decoding, of one prompt only"
     elif interval[0] > 1:
-        line = f"{row.contender} wins over plain decoding: {shown}"
+        line = f"{row.method} wins over plain decoding: {shown}"
     elif is_below(interval[1]):
-        line = f"{row.contender} LOSES to plain decoding: {shown}"
+        line = f"{row.method} LOSES to plain decoding: {shown}"
     else:
-        line = f"{row.contender} cannot be distinguished from plain decoding: {shown}"
+        line = f"{row.method} cannot be distinguished from plain decoding: {shown}"
     slower = row.slower_categories
     losses = {name: figures for name, figures in slower.items() if figures[1] is not None and is_below(figures[1][1])}
     unsure = {name: figures for name, figures in slower.items() if name not in losses}
@@ -104,8 +104,8 @@ def _of_llama_cpp(started: Mapping[str, str]) -> str:
 
 
 def ratio_text(row: Score, reference: str) -> str:
-    """A contender's ratio to a reference, without an interval where they are the same."""
-    return with_interval(row.ratio_to[reference], row.interval_of[reference] if row.contender != reference else None)
+    """A method's ratio to a reference, without an interval where they are the same."""
+    return with_interval(row.ratio_to[reference], row.interval_of[reference] if row.method != reference else None)
 
 
 def with_interval(ratio: float, interval: Sequence[float] | None, unit: str = "x") -> str:
@@ -124,7 +124,7 @@ def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence
 
 def _print_scores(console: Console, scores: Sequence[Score]) -> None:
     references = list(scores[0].ratio_to)
-    headings = ["contender", "tokens/s", "decode", *(f"x {name} (95 %)" for name in references)]
+    headings = ["method", "tokens/s", "decode", *(f"x {name} (95 %)" for name in references)]
     headings += ["first token ms", "gap p50", "gap p95", "peak GB", "same ids"]
     rows = []
     for row in scores:
@@ -132,7 +132,7 @@ def _print_scores(console: Console, scores: Sequence[Score]) -> None:
         gaps = [_figure(row.gap_ms.get(name), 1) for name in ("p50", "p95")]
         same, peak = f"{row.equal_prompts} of {row.num_prompts}", f"{row.peak_bytes / 1e9:.2f}"
         speeds = [f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1)]
-        rows.append([row.contender, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, peak, same])
+        rows.append([row.method, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, peak, same])
     _table(console, "tokens/s: completion tokens over all seconds, prompt included", headings, rows)
 
 
@@ -143,9 +143,9 @@ def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
             phases = [f"{row.round_ms.get(phase, 0):.1f}" for phase in ("draft", "verify", "host")]
             positions = " ".join(f"{share:.2f}" for share in row.acceptance_by_position)
             length = _figure(row.mean_acceptance_length, 2)
-            rows.append([row.contender, f"{row.draft_acceptance_rate:.0%}", length, positions, *phases])
+            rows.append([row.method, f"{row.draft_acceptance_rate:.0%}", length, positions, *phases])
     if rows:
-        headings = ["contender", "accepted", "tokens a round", "by position", "draft ms", "verify ms", "other ms"]
+        headings = ["method", "accepted", "tokens a round", "by position", "draft ms", "verify ms", "other ms"]
         _table(console, "rounds", headings, rows)
 
 
@@ -162,16 +162,16 @@ def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
         ]
         rows.append([f"{category} ({counts[category]})", *cells])
     if reference:
-        means = [row.mean_of_categories[reference[0]] if row.contender != reference[0] else None for row in scores]
+        means = [row.mean_of_categories[reference[0]] if row.method != reference[0] else None for row in scores]
         rows.append(["mean of the categories", *("" if mean is None else with_interval(*mean) for mean in means)])
     against = f", and times {reference[0]} (95 %)" if reference else ""
     title = f"tokens/s by category{against}; in brackets the prompts, {_runs_text(bench)}"
-    return title, ["category", *(row.contender for row in scores)], rows
+    return title, ["category", *(row.method for row in scores)], rows
 
 
 def decode_table(bench: Bench) -> tuple[str, list[str], list[list[str]]] | None:
     """(title, headings, rows): times plain by category after the first token. None where nobody is compared with it."""
-    scores = [row for row in bench.scores if row.contender != "plain" and row.decode_by_category.get("plain")]
+    scores = [row for row in bench.scores if row.method != "plain" and row.decode_by_category.get("plain")]
     if not scores:
         return None
     categories = list(bench.scores[0].tokens_per_s_by_category)
@@ -182,7 +182,7 @@ def decode_table(bench: Bench) -> tuple[str, list[str], list[list[str]]] | None:
     ]
     means = [with_interval(*row.decode_mean_of_categories["plain"]) for row in scores]
     title = "decode alone, without the prompt and the first token: times plain (95 %)"
-    return title, ["category", *(row.contender for row in scores)], [*rows, ["mean of the categories", *means]]
+    return title, ["category", *(row.method for row in scores)], [*rows, ["mean of the categories", *means]]
 
 
 def _against(row: Score, references: Sequence[str], category: str) -> list[str]:
@@ -190,7 +190,7 @@ def _against(row: Score, references: Sequence[str], category: str) -> list[str]:
     return [
         f", {with_interval(row.ratio_by_category[name][category], row.interval_by_category[name].get(category))}"
         for name in references
-        if name != row.contender
+        if name != row.method
     ]
 
 

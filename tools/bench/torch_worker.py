@@ -1,4 +1,4 @@
-"""What a contender's process does with a request: generation by specrt, or by transformers.
+"""What a method's process does with a request: generation by specrt, or by transformers.
 
 Both report when ids arrived as somebody who reads the stream sees it: specrt's stream yields text that is final,
 transformers calls a streamer.

@@ -12,7 +12,7 @@ from typing import Any
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.journal import Journal
-from specrt.tools.bench.methods import Answer, Contender, Lineup
+from specrt.tools.bench.methods import Answer, Method, WorkerPool
 from specrt.tools.bench.records import PAST, Passes, Settings
 from specrt.tools.machine import read_bandwidth
 from specrt.tools.plan.roofline import Rounds
@@ -28,7 +28,7 @@ Block = tuple[int, int]  # repeat, prompt
 
 @dataclass
 class Work:
-    """The answers to be had, and what was had of them; ``done`` are the blocks that every contender answered."""
+    """The answers to be had, and what was had of them; ``done`` are the blocks that every method answered."""
 
     bundle: Path
     settings: Settings
@@ -44,20 +44,20 @@ class Work:
     passes: Passes | None = None
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, groups: Sequence[Sequence[Contender]], share: float) -> None:
+    def run(self, groups: Sequence[Sequence[Method]], share: float) -> None:
         """Load processes and ask; until ``share`` of the budget is used. Later groups repeat what the first did."""
         settings = self.settings
-        contenders = [contender for group in groups for contender in group]
-        self.advance("loading " + ", ".join(contender.name for contender in contenders))
+        methods = [method for group in groups for method in group]
+        self.advance("loading " + ", ".join(method.name for method in methods))
         blocks = [(repeat, index) for repeat in range(settings.repeats) for index in range(len(self.ids))]
-        with Lineup(self.bundle, groups, settings.threads, settings.sources, self.required) as lineup:
+        with WorkerPool(self.bundle, groups, settings.threads, settings.sources, self.required) as lineup:
             self.failed.update(lineup.failed)
             self.said.update(lineup.started)
-            speeds = [self._warm_up(lineup, c) for c in contenders if c.name not in self.failed]
-            if all(contender.name in self.failed for contender in contenders):
+            speeds = [self._warm_up(lineup, c) for c in methods if c.name not in self.failed]
+            if all(method.name in self.failed for method in methods):
                 return
             if self.passes is None:
-                self._time_passes(lineup, contenders)
+                self._time_passes(lineup, methods)
             is_first = not self.max_new_tokens
             if is_first:
                 left_s = None if settings.budget_s is None else settings.budget_s * share - self._elapsed_s()
@@ -66,72 +66,68 @@ class Work:
                 tokens = most if settings.keep_tokens else tokens_within(most, left_s, speeds, num_prompts)
                 self.max_new_tokens = self.journal.settled("max_new_tokens", tokens)
             limit_s = settings.budget_s * share if settings.budget_s is not None and is_first else None
-            self.done = self._ask_all(lineup, contenders, blocks if is_first else self.done, limit_s)
+            self.done = self._ask_all(lineup, methods, blocks if is_first else self.done, limit_s)
 
-    def answers(self, contenders: Sequence[Contender], used: Sequence[int]) -> dict[str, list[list[Answer]]]:
-        """By contender, prompt and repeat."""
+    def answers(self, methods: Sequence[Method], used: Sequence[int]) -> dict[str, list[list[Answer]]]:
+        """By method, prompt and repeat."""
         found = self.journal.answers
         repeats = {index: [r for r, i in self.done if i == index] for index in used}
-        return {
-            c.name: [[found[c.name, self.prompts[i].name, r] for r in repeats[i]] for i in used] for c in contenders
-        }
+        return {c.name: [[found[c.name, self.prompts[i].name, r] for r in repeats[i]] for i in used] for c in methods}
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self.started
 
     def _ask_all(
-        self, lineup: Lineup, contenders: Sequence[Contender], blocks: Sequence[Block], limit_s: float | None
+        self, lineup: WorkerPool, methods: Sequence[Method], blocks: Sequence[Block], limit_s: float | None
     ) -> list[Block]:
-        """The blocks that all contenders answered; those that seem not to fit into ``limit_s`` are not begun."""
+        """The blocks that all methods answered; those that seem not to fit into ``limit_s`` are not begun."""
         done: list[Block] = []
         longest_s = 0.0
         for repeat, index in blocks:
             if limit_s is not None and self._elapsed_s() + longest_s > limit_s:
                 break
-            if all(contender.name in self.failed for contender in contenders):
+            if all(method.name in self.failed for method in methods):
                 break
             began = time.monotonic()
-            for contender in order_of(contenders, repeat, index):
-                self._ask(lineup, contender, repeat, index)
+            for method in order_of(methods, repeat, index):
+                self._ask(lineup, method, repeat, index)
             done.append((repeat, index))
             longest_s = max(longest_s, time.monotonic() - began)
         return done
 
-    def _ask(self, lineup: Lineup, contender: Contender, repeat: int, index: int) -> None:
-        key = (contender.name, self.prompts[index].name, repeat)
-        if contender.name in self.failed or key in self.journal.answers:
+    def _ask(self, lineup: WorkerPool, method: Method, repeat: int, index: int) -> None:
+        key = (method.name, self.prompts[index].name, repeat)
+        if method.name in self.failed or key in self.journal.answers:
             return
-        self.advance(f"{contender.name}: prompt {index + 1} of {len(self.ids)}, repeat {repeat + 1}")
+        self.advance(f"{method.name}: prompt {index + 1} of {len(self.ids)}, repeat {repeat + 1}")
         settings = self.settings
         sampling = {"temperature": settings.temperature, "seed": SEED} if settings.temperature else {}
         limits = {"max_new_tokens": self.max_new_tokens, "ignore_eos": settings.ignore_eos, **sampling}
-        self._guarded(
-            contender, lambda: self.journal.add(key, lineup.ask(contender, self.ids[index], settings.k, **limits))
-        )
+        self._guarded(method, lambda: self.journal.add(key, lineup.ask(method, self.ids[index], settings.k, **limits)))
 
-    def _warm_up(self, lineup: Lineup, contender: Contender) -> float:
+    def _warm_up(self, lineup: WorkerPool, method: Method) -> float:
         """Seconds a token, of the second of two answers."""
-        self.advance(f"{contender.name}: warm-up")
+        self.advance(f"{method.name}: warm-up")
         found: list[Answer] = []
         limits = {"max_new_tokens": WARM_UP_TOKENS, "ignore_eos": True}
 
         def ask() -> None:
             for _ in range(2):
-                found.append(lineup.ask(contender, self.ids[0], self.settings.k, **limits))
+                found.append(lineup.ask(method, self.ids[0], self.settings.k, **limits))
 
-        self._guarded(contender, ask)
+        self._guarded(method, ask)
         return found[1].seconds / WARM_UP_TOKENS if found[1:] else 0.0
 
-    def _guarded(self, contender: Contender, ask: Callable[[], None]) -> None:
+    def _guarded(self, method: Method, ask: Callable[[], None]) -> None:
         try:
             ask()
         except SpecrtError as error:
-            if self.required is None or contender.name in self.required:
+            if self.required is None or method.name in self.required:
                 raise
-            self.failed[contender.name] = str(error)
+            self.failed[method.name] = str(error)
 
-    def _time_passes(self, lineup: Lineup, contenders: Sequence[Contender]) -> None:
-        ours = [c for c in contenders if c.library == "specrt" and c.name not in self.failed]
+    def _time_passes(self, lineup: WorkerPool, methods: Sequence[Method]) -> None:
+        ours = [c for c in methods if c.library == "specrt" and c.name not in self.failed]
         if not ours:
             return
         self.advance("timing passes and memory")
@@ -149,15 +145,15 @@ class Work:
         )
 
 
-def order_of(contenders: Sequence[Contender], repeat: int, index: int) -> list[Contender]:
+def order_of(methods: Sequence[Method], repeat: int, index: int) -> list[Method]:
     """Drawn anew for each block, the same in every run: a rotation would give a category the same order each time."""
-    order = list(contenders)
+    order = list(methods)
     random.Random(f"{repeat} {index}").shuffle(order)
     return order
 
 
 def tokens_within(most: int, left_s: float | None, seconds_per_token: Sequence[float], num_prompts: int) -> int:
-    """Of how many tokens each prompt's answer may be, so that all contenders can answer all prompts once."""
+    """Of how many tokens each prompt's answer may be, so that all methods can answer all prompts once."""
     if left_s is None or not any(seconds_per_token):
         return most
     return max(min(most, LEAST_TOKENS), min(most, int(0.8 * left_s / (num_prompts * sum(seconds_per_token)))))

@@ -1,4 +1,4 @@
-"""A contender's process: loads one library's models, then answers requests. The protocol is in contenders.py."""
+"""A method's process: loads one library's models, then answers requests. The protocol is in methods.py."""
 
 from __future__ import annotations
 

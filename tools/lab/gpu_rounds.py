@@ -1,7 +1,7 @@
 """``python -m specrt.tools.lab.gpu_rounds BUNDLE``: what a round on a GPU takes, and what of it is the host's.
 
 Plain decoding, drafts of the bundle's own at each K, and v(M) of bare target passes. ``host`` is the time that a round
-spends outside of waiting: enqueueing, judging, committing. ``launches`` is the time between two runs of bindings, while
+spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings, while
 nobody waits: where it is longer than a pass, the GPU idles.
 """
 
@@ -123,19 +123,19 @@ def measure(
 
 
 def _watch_all(part: Any, watch: Watch) -> None:
-    """The model, and every head when it is opened."""
+    """The model, and every sampler when it is opened."""
     watch.wrap(part.model.binding)
-    head = part.heads.head
+    sampler = part.samplers.sampler
     watched: set[int] = set()
 
     def opened(*arguments: Any) -> Binding:
-        binding: Binding = head(*arguments)
+        binding: Binding = sampler(*arguments)
         if id(binding) not in watched:
             watched.add(id(binding))
             watch.wrap(binding)
         return binding
 
-    part.heads.head = opened
+    part.samplers.sampler = opened
 
 
 @click.command(cls=Tool)

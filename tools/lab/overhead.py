@@ -1,7 +1,7 @@
 """``python -m specrt.tools.lab.overhead``: what the loop itself costs a round, and what importing and loading cost.
 
 The engines are fakes that count the time they take; the rest of a round's time is the loop's own: drafting by n-gram,
-writing inputs, judging, committing, rolling back, streaming text excluded.
+writing inputs, verifying, committing, rolling back, streaming text excluded.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import count
 
 import click
 
-from specrt.engines.fake import FakeEngine, FakeHead, fake_spec
+from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.engines.interface import Array
-from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, Experience
+from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
 from specrt.runtime.drafting.drafters import Drafter, NGramDrafter
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
-from specrt.runtime.sampling.samplers import HeadEngines, SlotHeads
-from specrt.runtime.sampling.verifier import Judge
+from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
+from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.settings import Settings
 from specrt.runtime.target import Target
 from specrt.tools.terminal.failure import Tool
@@ -40,7 +40,7 @@ class _Timed:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def wrap(self, engine: FakeEngine | FakeHead) -> None:
+    def wrap(self, engine: FakeEngine | FakeSampler) -> None:
         compute = engine.compute
 
         def timed(host: Mapping[str, Array], width: int, rows: int) -> None:
@@ -60,12 +60,12 @@ def next_token(prefix: Sequence[int]) -> int:
 def loop_cost_us(drafter: Drafter) -> float:
     """Microseconds a round that are spent outside the engines."""
     spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
-    engine, head, clock = FakeEngine(spec, next_token), FakeHead(spec), _Timed()
+    engine, sampler, clock = FakeEngine(spec, next_token), FakeSampler(spec), _Timed()
     clock.wrap(engine)
-    clock.wrap(head)
-    model, stats = CachedModel(engine, 0, spec), Stats()
-    heads = SlotHeads(HeadEngines(lambda name: head), model.binding)
-    target = Target(model, Judge(heads, Settings(), 3))
+    clock.wrap(sampler)
+    model, stats = KVCachedModel(engine, 0, spec), Stats()
+    samplers = SlotSamplers(SamplerEngines(lambda name: sampler), model.binding)
+    target = Target(model, Verifier(samplers, Settings(), 3))
     limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
     started = time.perf_counter()
     for _ in generate_tokens([1, 2, 3], target, drafter, limits, stats):
@@ -75,9 +75,9 @@ def loop_cost_us(drafter: Drafter) -> float:
 
 def _adaptive() -> Drafter:
     """The default, on a clock by which every pass takes 10 ms: drafting pays, as it does with engines."""
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
     return AdaptiveDrafter(
-        NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, experience, clock=count(step=0.01).__next__
+        NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, estimates, clock=count(step=0.01).__next__
     )
 
 

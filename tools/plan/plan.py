@@ -91,19 +91,19 @@ def make_plan(
 def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[float, ...]:
     """Acceptance by position of a file that ``specrt align --json`` or ``specrt bench --json`` wrote.
 
-    Of a bench it is that of the contender ``model``, or ``ngram`` for a plan without a draft model; where that one is
+    Of a bench it is that of the method ``model``, or ``ngram`` for a plan without a draft model; where that one is
     missing, of the last that drafted. Raises ``UsageError``.
     """
     wanted = "model" if has_draft_model else "ngram"
     try:
         stored = json.loads(path.read_text(encoding="utf-8-sig"))
-        scores = sorted(reversed(stored.get("scores", [])), key=lambda row: row.get("contender") != wanted)
+        scores = sorted(reversed(stored.get("scores", [])), key=lambda row: row.get("method") != wanted)
         found = next(row["acceptance_by_position"] for row in (stored, *scores) if row.get("acceptance_by_position"))
         return tuple(float(chance) for chance in found)
     except (OSError, ValueError, AttributeError, TypeError, StopIteration) as error:
         raise UsageError(
             f"--from {path}: no acceptance_by_position in it ({type(error).__name__}); give the --json file of "
-            "'specrt align' or 'specrt bench' with a contender that drafts"
+            "'specrt align' or 'specrt bench' with a method that drafts"
         ) from error
 
 

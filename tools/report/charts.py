@@ -28,8 +28,8 @@ Draw = Callable[[Any, Bench], None]
 
 
 def draw_speeds(axes: Any, bench: Bench) -> None:
-    """Tokens per second of every contender."""
-    names = [row.contender for row in bench.scores]
+    """Tokens per second of every method."""
+    names = [row.method for row in bench.scores]
     values = [row.tokens_per_s for row in bench.scores]
     bars = axes.barh(names[::-1], values[::-1], color=[COLOURS[i % len(COLOURS)] for i in range(len(names))][::-1])
     axes.bar_label(bars, fmt="%.1f", padding=3, color=INK)
@@ -44,7 +44,7 @@ def draw_categories(axes: Any, bench: Bench) -> None:
     for index, row in enumerate(rows):
         places = [place + index * height for place in range(len(categories))]
         ratios = row.ratio_by_category["plain"]
-        axes.barh(places, [ratios[c] for c in categories], height, label=row.contender, color=colour(bench, row))
+        axes.barh(places, [ratios[c] for c in categories], height, label=row.method, color=colour(bench, row))
         for place, category in zip(places, categories, strict=True):
             if found := row.interval_by_category["plain"].get(category):
                 axes.plot(found, [place, place], color=INK, linewidth=1.2)
@@ -59,7 +59,7 @@ def draw_positions(axes: Any, bench: Bench) -> None:
     """The chance of each drafted token, those before it accepted."""
     for row in drafting(bench):
         places = range(1, len(row.acceptance_by_position) + 1)
-        axes.plot(places, row.acceptance_by_position, marker="o", label=row.contender, color=colour(bench, row))
+        axes.plot(places, row.acceptance_by_position, marker="o", label=row.method, color=colour(bench, row))
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("drafted token of the round")
     axes.set_ylabel("accepted, those before it accepted")
@@ -73,7 +73,7 @@ def draw_rounds(axes: Any, bench: Bench) -> None:
     left = [0.0] * len(rows)
     for index, phase in enumerate(("draft", "verify", "host")):
         widths = [row.round_ms[phase] for row in rows]
-        axes.barh([row.contender for row in rows], widths, left=left, label=phase, color=COLOURS[(2, 1, 0)[index]])
+        axes.barh([row.method for row in rows], widths, left=left, label=phase, color=COLOURS[(2, 1, 0)[index]])
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.set_xlim(left=0)
@@ -122,13 +122,13 @@ CHARTS: dict[str, tuple[str, float, Draw]] = {  # file name: (title, inches of h
 
 
 def drafting(bench: Bench) -> list[Score]:
-    """The contenders whose drafts are known."""
+    """The methods whose drafts are known."""
     return [row for row in bench.scores if row.draft_acceptance_rate is not None]
 
 
 def colour(bench: Bench, row: Score) -> str:
-    """The same for a contender in every chart."""
-    return COLOURS[[other.contender for other in bench.scores].index(row.contender) % len(COLOURS)]
+    """The same for a method in every chart."""
+    return COLOURS[[other.method for other in bench.scores].index(row.method) % len(COLOURS)]
 
 
 def chart_svg(bench: Bench, name: str) -> str:

@@ -22,7 +22,7 @@ MARK = "bench"
 
 
 def table_of(bench: dict[str, Any]) -> str:
-    """Markdown: what was measured where and when, a line for each contender, and where speculation loses."""
+    """Markdown: what was measured where and when, a line for each method, and where speculation loses."""
     settings, machine, scores = bench["settings"], bench["machine"], bench["scores"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
@@ -31,7 +31,7 @@ def table_of(bench: dict[str, Any]) -> str:
         f"{'greedy' if not settings['temperature'] else 'temperature ' + format(settings['temperature'], 'g')}; "
         f"{machine['cpu']}, {machine['threads']} threads; {versions}; {bench['created_utc'][:10]}:",
         "",
-        "| contender | tokens/s | decode only | x eager | x plain | accepted | same ids |",
+        "| method | tokens/s | decode only | x eager | x plain | accepted | same ids |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in scores:
@@ -46,19 +46,19 @@ def table_of(bench: dict[str, Any]) -> str:
             f"{rate:.0%}" if rate else "",
             same,
         ]
-        lines.append(f"| {row['contender']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
     for row in scores:
         if row["draft_acceptance_rate"] is not None and (by_kind := row["ratio_by_category"].get("plain")):
             ordered = sorted(by_kind.items(), key=lambda item: -item[1])
             kinds = ", ".join(f"{name} {value:.2f}" for name, value in ordered)
-            lines += ["", f"{row['contender']}, times plain: {_mean(row)}{kinds}."]
+            lines += ["", f"{row['method']}, times plain: {_mean(row)}{kinds}."]
     return "\n".join(lines)
 
 
 def _ratio(row: dict[str, Any], name: str) -> str:
     if name not in row["ratio_to"]:
         return ""
-    return with_interval(row["ratio_to"][name], None if row["contender"] == name else row["interval_of"][name], unit="")
+    return with_interval(row["ratio_to"][name], None if row["method"] == name else row["interval_of"][name], unit="")
 
 
 def _mean(row: dict[str, Any]) -> str:

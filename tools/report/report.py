@@ -65,7 +65,7 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
 def _scores_table(bench: Bench) -> tuple[list[str], list[list[str]]]:
     """(headings, rows)"""
     references = list(bench.scores[0].ratio_to)
-    headings = ["contender", "tokens/s", "decode", *(f"x {name}" for name in references)]
+    headings = ["method", "tokens/s", "decode", *(f"x {name}" for name in references)]
     headings += ["first token ms", "gap p50 ms", "gap p95 ms", "accepted", "tokens a round", "peak GB", "same ids"]
     rows = []
     for row in bench.scores:
@@ -75,7 +75,7 @@ def _scores_table(bench: Bench) -> tuple[list[str], list[list[str]]]:
         tail = [rate, _figure(row.mean_acceptance_length, 2), f"{row.peak_bytes / 1e9:.2f}"]
         speeds = [f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1)]
         same = f"{row.equal_prompts} of {row.num_prompts}"
-        rows.append([row.contender, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, *tail, same])
+        rows.append([row.method, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, *tail, same])
     return headings, rows
 
 

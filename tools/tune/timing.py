@@ -1,6 +1,6 @@
 """Timed passes, with what is decided after them: one room for all who ask what passes cost.
 
-A target's pass verifies: it runs, its greedy head judges, and the verdict is on the host. A draft's pass ends when its
+A target's pass verifies: it runs, its greedy sampler verifies, and the verdict is on the host. A draft's pass ends when its
 next token is on the host. Cases take turns, so that a slow moment of the machine meets all of them.
 """
 
@@ -16,9 +16,9 @@ from typing import TypeVar
 from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.sampling.verifier import Judge
+from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.settings import Settings
-from specrt.runtime.slots import LoadedModel, Place, SlotModel, head_engines
+from specrt.runtime.slots import LoadedModel, Placement, SlotModel, sampler_engines
 from specrt.runtime.target import Target
 
 FILLER = 5  # any id: the time of a pass does not depend on it
@@ -93,13 +93,13 @@ def _room(runtime: Runtime, past: int) -> int:
 
 
 def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
-    """The target of a bundle on a slot of its own, judged greedily."""
+    """The target of a bundle on a slot of its own, verified greedily."""
     manifest = manifest_from_bundle(bundle)
     backend, entry = choose_backend(manifest, backend), manifest.target
-    place = Place(bundle, backend, threads, choose_device(backend, device))
-    engines = head_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
+    place = Placement(bundle, backend, threads, choose_device(backend, device))
+    engines = sampler_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
     slot = SlotModel(LoadedModel(place, entry).open(), engines)
-    return Target(slot.model, Judge(slot.heads, Settings(), 0))
+    return Target(slot.model, Verifier(slot.samplers, Settings(), 0))
 
 
 def measure_targets(

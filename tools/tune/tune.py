@@ -39,23 +39,23 @@ _PRIOR_WEIGHT = 2.0  # of what is assumed, in an acceptance rate that few rounds
 
 @dataclass
 class Count:
-    """Drafted tokens of one source by position: how many were judged, and how many accepted."""
+    """Drafted tokens of one source by position: how many were verified, and how many accepted."""
 
-    judged: list[int]
+    verified: list[int]
     accepted: list[int]
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """One round."""
         for position in range(min(num_drafted, num_accepted + 1)):
-            self.judged[position] += 1
+            self.verified[position] += 1
             self.accepted[position] += position < num_accepted
 
     def rates(self, assumed: float) -> tuple[float, ...]:
-        """P(accepted | those before were) by position; positions seldom judged lean on the mean of all."""
-        total = (sum(self.accepted) + _PRIOR_WEIGHT * assumed) / (sum(self.judged) + _PRIOR_WEIGHT)
+        """P(accepted | those before were) by position; positions seldom verified lean on the mean of all."""
+        total = (sum(self.accepted) + _PRIOR_WEIGHT * assumed) / (sum(self.verified) + _PRIOR_WEIGHT)
         return tuple(
-            round((hits + _PRIOR_WEIGHT * total) / (judged + _PRIOR_WEIGHT), 4)
-            for judged, hits in zip(self.judged, self.accepted, strict=True)
+            round((hits + _PRIOR_WEIGHT * total) / (verified + _PRIOR_WEIGHT), 4)
+            for verified, hits in zip(self.verified, self.accepted, strict=True)
         )
 
 
@@ -75,8 +75,8 @@ class _Watched:
         self._round = (len(drafted), len(committed))
         return drafted
 
-    def commit(self, num_committed: int) -> None:
-        self._drafter.commit(num_committed)
+    def rollback(self, num_committed: int) -> None:
+        self._drafter.rollback(num_committed)
         num_drafted, before = self._round
         self._count.add(num_drafted, min(num_drafted, max(0, num_committed - before - 1)))
         self._round = (0, 0)

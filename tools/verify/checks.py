@@ -13,7 +13,7 @@ import numpy as np
 from specrt.engines.contract import LOGITS, past_name
 from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
-from specrt.runtime.model import CachedModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
@@ -75,7 +75,7 @@ def role_of(slot: Slot, role: str) -> SlotModel:
     return model
 
 
-def logits_of(model: CachedModel, ids: Sequence[int], width: int) -> Array:
+def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
     """Logits [N, V] f32 over ``ids`` in passes of ``width`` tokens on a growing cache; the cache is emptied before."""
     model.rollback(0)
     rows = []

@@ -1,6 +1,6 @@
 """The statistical check of ``specrt verify``: first tokens of many rounds follow the target's own distribution.
 
-The rounds run on the bundle's own heads, with logits of its own models; only the passes of the models are done once and
+The rounds run on the bundle's own samplers, with logits of its own models; only the passes of the models are done once and
 kept. Controls with a fault built in go through the same test, and it must reject them: a test that cannot fail shows
 nothing.
 """
@@ -72,7 +72,7 @@ class Rounds:
 
     @cached_property
     def controls(self) -> dict[str, tuple[Array, Array]]:
-        """What the head is told of p and q, by the fault that this is."""
+        """What the sampler is told of p and q, by the fault that this is."""
         return {
             "no verification": (self.q, self.q),
             "a row off by one": (self.p_after[int(self.q.argmax())], self.q),
@@ -93,16 +93,16 @@ class Rounds:
         return min(MAX_DRAWS, max(num_draws, math.ceil(25 / self.sensitivity**2)))
 
     def first_tokens(self, rule: str, num_draws: int, told: tuple[Array, Array] | None = None) -> Array:
-        """How often each id came first, judged by the bundle's head of ``rule``. [V] i64
+        """How often each id came first, verified by the bundle's sampler of ``rule``. [V] i64
 
-        ``told`` replaces what the head is told of p and q at the first position, for controls.
+        ``told`` replaces what the sampler is told of p and q at the first position, for controls.
         """
-        heads = self.slot.target.heads
-        head, host = heads.head(rule), heads.host
+        samplers = self.slot.target.samplers
+        sampler, host = samplers.sampler(rule), samplers.host
         told = told or (self.p, self.q)
         rows = self.k + 1
         host[INPUT_IDS][0, 0], host[ROW_INDICES][:rows] = 0, range(rows)
-        head.upload(ROW_INDICES)
+        sampler.upload(ROW_INDICES)
         counts = np.zeros(len(self.p), np.int64)
         uniforms, loaded = Uniforms(SEED), -1
         for index in range(num_draws):
@@ -110,14 +110,14 @@ class Rounds:
             x1 = draw(self.q, drafted[0, CHUNK], drafted[0, WITHIN])
             x2 = draw(self.q_after[x1], drafted[1, CHUNK], drafted[1, WITHIN])
             if loaded != x1:
-                head.write(PROBS, np.asarray([told[0], self.p_after[x1], self.p_after[x1]][:rows]))
-                head.write(DRAFT_PROBS, np.asarray([told[1], self.q_after[x1]][: self.k]))
+                sampler.write(PROBS, np.asarray([told[0], self.p_after[x1], self.p_after[x1]][:rows]))
+                sampler.write(DRAFT_PROBS, np.asarray([told[1], self.q_after[x1]][: self.k]))
                 loaded = x1
             host[INPUT_IDS][0, 1:rows] = (x1, x2)[: self.k]
             host[UNIFORMS][:rows] = uniforms.of_round(VERIFY, index, rows)
-            head.upload(INPUT_IDS, UNIFORMS)
-            head.run(rows, rows)
-            accepted, tokens = head.read(NUM_ACCEPTED, TOKENS)
+            sampler.upload(INPUT_IDS, UNIFORMS)
+            sampler.run(rows, rows)
+            accepted, tokens = sampler.read(NUM_ACCEPTED, TOKENS)
             counts[x1 if accepted[0] else tokens[0]] += 1
         return counts
 

@@ -186,7 +186,7 @@ def by_round(stream: str, start: int, offset: int) -> Hashable:
 
 
 def by_position(stream: str, start: int, offset: int) -> Hashable:
-    """A position's uniforms stay the same when it is judged again."""
+    """A position's uniforms stay the same when it is verified again."""
     return stream, start + offset
 
 
@@ -213,21 +213,21 @@ class Pair:
 
     def sampled(self, rule: Rule, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
         """What a round of ``token`` or ``block`` commits."""
-        judged, start = self.propose(prefix, uniforms, keys), len(prefix)
-        eta = [uniforms.at(keys("eta", start, i), [edge]) for i, edge in enumerate(judged.edges(rule))]
-        given = *judged.fp32, np.array(judged.drafted), np.array(eta, np.float32)
+        verified, start = self.propose(prefix, uniforms, keys), len(prefix)
+        eta = [uniforms.at(keys("eta", start, i), [edge]) for i, edge in enumerate(verified.edges(rule))]
+        given = *verified.fp32, np.array(verified.drafted), np.array(eta, np.float32)
         accepted, _ = rule(*given, (0.5, 0.5))
-        final = uniforms.at(keys("final", start, accepted), judged.next_row(rule, accepted).cdf)
+        final = uniforms.at(keys("final", start, accepted), verified.next_row(rule, accepted).cdf)
         again, token = rule(*given, (0.5, final))
         assert again == accepted
-        return (*judged.drafted[:accepted], token)
+        return (*verified.drafted[:accepted], token)
 
     def matched(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
         """What a round of ``match`` commits."""
-        judged = self.propose(prefix, uniforms, keys)
-        tokens = [sample(row, uniforms, keys("target", len(prefix), i)) for i, row in enumerate(judged.p)]
-        accepted = numpy_samplers.match(np.array(tokens), np.array(judged.drafted))
-        return (*judged.drafted[:accepted], tokens[accepted])
+        verified = self.propose(prefix, uniforms, keys)
+        tokens = [sample(row, uniforms, keys("target", len(prefix), i)) for i, row in enumerate(verified.p)]
+        accepted = numpy_samplers.match(np.array(tokens), np.array(verified.drafted))
+        return (*verified.drafted[:accepted], tokens[accepted])
 
 
 def sample(row: Row, uniforms: Uniforms, key: Hashable) -> int:

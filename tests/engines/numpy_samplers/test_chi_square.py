@@ -27,11 +27,11 @@ MIN_EXPECTED = 5
 
 @dataclass(frozen=True)
 class Tables:
-    """Distributions by the last token, [V, V] f32: the target's, what ids are drafted from, what judges them."""
+    """Distributions by the last token, [V, V] f32: the target's, what ids are drafted from, what verifies them."""
 
     target: Array
     draft: Array
-    judge: Array
+    given: Array
 
 
 @cache
@@ -42,10 +42,10 @@ def logits() -> Array:
     return np.stack([target, target + rng.normal(size=target.shape)]).astype(np.float32)
 
 
-def tables(judge: Callable[[Array], Array] | None = None) -> Tables:
-    """``judge`` makes the draft's distributions that the rule is given from its logits; by default the true ones."""
+def tables(given: Callable[[Array], Array] | None = None) -> Tables:
+    """``given`` makes the draft's distributions that the rule is given from its logits; by default the true ones."""
     target, draft = (numpy_samplers.filtered(values, TEMPERATURE, TOP_K) for values in logits())
-    return Tables(target, draft, draft if judge is None else judge(logits()[1]))
+    return Tables(target, draft, draft if given is None else given(logits()[1]))
 
 
 def picked(weights: Array, uniforms: Array) -> Array:
@@ -66,7 +66,7 @@ def committed(rule: Rule, by: Tables, num_draws: int) -> Array:
     proposed = tokens[:, 1 : K + 1].copy()
     for drafted in np.unique(proposed, axis=0):
         contexts = np.array([0, *drafted])
-        p, q = by.target[contexts], by.judge[contexts[:-1]]
+        p, q = by.target[contexts], by.given[contexts[:-1]]
         for draw in np.flatnonzero((proposed == drafted).all(axis=1)):
             eta, chunk, within = uniforms[draw, :K], uniforms[draw, K], uniforms[draw, K + 1]
             lengths[draw], tokens[draw, lengths[draw] + 1] = rule(p, q, drafted, eta, (chunk, within))
@@ -133,7 +133,7 @@ def without_residual(rule: Rule) -> Rule:
 
 
 def with_rows_off_by_one(rule: Rule) -> Rule:
-    """Each drafted id is judged by the row after its own."""
+    """Each drafted id is verified by the row after its own."""
     return lambda p, q, drafted, eta, final: rule(np.append(p[1:], p[-1:], axis=0), q, drafted, eta, final)
 
 
@@ -172,16 +172,16 @@ def test_block_with_a_break_at_the_first_failure_does_not_pass() -> None:
 
 @each_rule
 @pytest.mark.parametrize(
-    "judge",
+    "given",
     [
         pytest.param(lambda values: numpy_samplers.filtered(values, 1.0, TOP_K), id="at another temperature"),
         pytest.param(lambda values: numpy_samplers.softmax(values, TEMPERATURE), id="before top-k"),
     ],
 )
 def test_other_probabilities_than_ids_were_drafted_from_do_not_pass(
-    rule: Rule, judge: Callable[[Array], Array]
+    rule: Rule, given: Callable[[Array], Array]
 ) -> None:
-    by = tables(judge)
+    by = tables(given)
     assert not is_target_s(committed(rule, by, NUM_WRONG_DRAWS), by.target)
 
 

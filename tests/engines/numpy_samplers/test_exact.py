@@ -121,7 +121,7 @@ def test_two_rounds_with_the_keys_of_the_rule_have_the_target_s_law(rule: Rule, 
 
 @each_seed
 def test_two_rounds_of_block_are_biased_by_uniforms_of_positions(seed: int) -> None:
-    """Its decision looks at ids beyond those it accepts, and their positions are judged again."""
+    """Its decision looks at ids beyond those it accepts, and their positions are verified again."""
     pair = random_pair(seed, 2, memory=1)
     step: Step = lambda prefix, uniforms: pair.sampled(numpy_samplers.block, prefix, uniforms, by_position)  # noqa: E731
     assert 0.002 < bias_of(law_of(twice(step), ends=False), pair, 2) < 0.1
@@ -193,12 +193,12 @@ def test_the_chances_of_block_are_those_of_the_paper(seed: int) -> None:
     pair = random_pair(seed, 3)
 
     def program(uniforms: Uniforms) -> Tokens:
-        judged = pair.propose((), uniforms, by_round)
-        chances = numpy_samplers.block_chances(*judged.fp32, judged.drafted)
-        np.testing.assert_allclose(chances, [float(edge) for edge in judged.edges(numpy_samplers.block)], atol=1e-6)
-        prefixes = numpy_samplers.block_prefixes(*judged.fp32, judged.drafted)
-        np.testing.assert_allclose(prefixes, [float(prefix) for prefix in judged.prefixes], atol=1e-6)
-        return judged.drafted
+        verified = pair.propose((), uniforms, by_round)
+        chances = numpy_samplers.block_chances(*verified.fp32, verified.drafted)
+        np.testing.assert_allclose(chances, [float(edge) for edge in verified.edges(numpy_samplers.block)], atol=1e-6)
+        prefixes = numpy_samplers.block_prefixes(*verified.fp32, verified.drafted)
+        np.testing.assert_allclose(prefixes, [float(prefix) for prefix in verified.prefixes], atol=1e-6)
+        return verified.drafted
 
     assert len(law_of(program, ends=False)) > 8
 

@@ -27,8 +27,8 @@ from specrt.engines.contract import (
 )
 from specrt.engines.interface import Array
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.engines.samplers import MATCH, head_contract
-from specrt.exporter.samplers import head_graph
+from specrt.engines.samplers import MATCH, sampler_contract
+from specrt.exporter.samplers import sampler_graph
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 8
 HIDDEN = NUM_HEADS * HEAD_DIM
@@ -122,7 +122,7 @@ def logits_without_cache(ids: Sequence[int]) -> Array:
     return logits
 
 
-def match_head(folder: Path) -> OrtEngine:
+def match_sampler(folder: Path) -> OrtEngine:
     """The match head for rows of the model, in ONNX Runtime."""
-    onnx.save(head_graph(MATCH, SPEC, SPEC.vocab_size), folder / "match.onnx")
-    return OrtEngine(folder / "match.onnx", head_contract(MATCH, SPEC, SPEC.vocab_size), threads=1)
+    onnx.save(sampler_graph(MATCH, SPEC, SPEC.vocab_size), folder / "match.onnx")
+    return OrtEngine(folder / "match.onnx", sampler_contract(MATCH, SPEC, SPEC.vocab_size), threads=1)

@@ -25,9 +25,9 @@ from specrt.engines.contract import (
 )
 from specrt.engines.interface import Array, Binding
 from specrt.engines.ort.cpu import OrtBinding, OrtEngine
-from specrt.engines.samplers import MATCH, head_contract
-from specrt.exporter.samplers import head_graph
-from tests.engines.ort.attention_model import KEY, SPEC, VALUE, logits_without_cache, make_model, match_head
+from specrt.engines.samplers import MATCH, sampler_contract
+from specrt.exporter.samplers import sampler_graph
+from tests.engines.ort.attention_model import KEY, SPEC, VALUE, logits_without_cache, make_model, match_sampler
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def engine(graph: Path) -> OrtEngine:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
-    return match_head(tmp_path_factory.mktemp("heads"))
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
+    return match_sampler(tmp_path_factory.mktemp("samplers"))
 
 
 @pytest.fixture
@@ -193,47 +193,47 @@ def test_odd_widths_of_a_long_prompt_are_not_kept(made: list[Any], binding: OrtB
     assert len(made) == 2
 
 
-def test_a_head_reads_the_model_s_own_buffers(engine: OrtEngine, head: OrtEngine) -> None:
-    """A pass whose drafted ids are the model's own tokens but for the last: what the head says is what was fed."""
+def test_a_sampler_reads_the_model_s_own_buffers(engine: OrtEngine, sampler: OrtEngine) -> None:
+    """A pass whose drafted ids are the model's own tokens but for the last: what the sampler says is what was fed."""
     model = engine.open(0)
     shared = {name: model.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-    judge = head.open(0, shared)
+    verifier = sampler.open(0, shared)
     try:
-        assert all(judge.host[name] is array for name, array in shared.items())
+        assert all(verifier.host[name] is array for name, array in shared.items())
         ids = some_ids(6)
         for _ in range(3):
             ids.append(int(np.argmax(logits_without_cache(ids)[-1])))
         own = np.argmax(logits_without_cache(ids), axis=-1)
         ids[-1] = (ids[-1] + 1) % SPEC.vocab_size
         feed(model, ids, 0, 4)
-        judge.run(len(ids), 4)
-        assert judge.host[NUM_ACCEPTED].tolist() == [2]
-        assert judge.host[TOKENS][:3].tolist() == own[5:8].tolist()
+        verifier.run(len(ids), 4)
+        assert verifier.host[NUM_ACCEPTED].tolist() == [2]
+        assert verifier.host[TOKENS][:3].tolist() == own[5:8].tolist()
     finally:
-        judge.close()
+        verifier.close()
         model.close()
 
 
-def test_a_head_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine: OrtEngine, tmp_path: Path) -> None:
+def test_a_sampler_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine: OrtEngine, tmp_path: Path) -> None:
     one_row = replace(SPEC, max_rows=1)
-    onnx.save(head_graph(MATCH, one_row, SPEC.vocab_size), tmp_path / "match.onnx")
+    onnx.save(sampler_graph(MATCH, one_row, SPEC.vocab_size), tmp_path / "match.onnx")
     model = engine.open(0)
-    judge = OrtEngine(tmp_path / "match.onnx", head_contract(MATCH, one_row, SPEC.vocab_size), threads=1).open(
+    verifier = OrtEngine(tmp_path / "match.onnx", sampler_contract(MATCH, one_row, SPEC.vocab_size), threads=1).open(
         0, model.host
     )
     try:
-        assert judge.host[LOGITS] is model.host[LOGITS]
-        assert judge.host[TOKENS].shape == (1,)
+        assert verifier.host[LOGITS] is model.host[LOGITS]
+        assert verifier.host[TOKENS].shape == (1,)
         for count in (1, 3, 8):
             ids = some_ids(count)
             feed(model, ids, 0)
-            judge.run(count, 1)
-            assert judge.host[TOKENS].tolist() == [int(np.argmax(logits_without_cache(ids)[-1]))]
-            assert judge.host[NUM_ACCEPTED].tolist() == [0]
+            verifier.run(count, 1)
+            assert verifier.host[TOKENS].tolist() == [int(np.argmax(logits_without_cache(ids)[-1]))]
+            assert verifier.host[NUM_ACCEPTED].tolist() == [0]
         with pytest.raises(ValueError, match="pass of 2 tokens and 2 rows: at most 72 and 1"):
-            judge.run(2, 2)
+            verifier.run(2, 2)
     finally:
-        judge.close()
+        verifier.close()
         model.close()
 
 
@@ -248,10 +248,10 @@ def test_a_head_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine: O
     ],
     ids=["dtype", "fewer rows", "wider rows", "columns not contiguous", "rows not contiguous"],
 )
-def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(head: OrtEngine, array: Array) -> None:
+def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(sampler: OrtEngine, array: Array) -> None:
     with pytest.raises(ValueError, match=r"shared buffer logits: got .*, expected contiguous float32\[9, 32\]"):
-        head.open(5, {LOGITS: array})
-    head.open(5).close()
+        sampler.open(5, {LOGITS: array})
+    sampler.open(5).close()
 
 
 # --- slots and misuse ----------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from specrt.engines.contract import (
 )
 from specrt.engines.errors import BundleError
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.engines.samplers import HEAD_NAMES, head_contract
-from specrt.exporter.samplers import head_graph
+from specrt.engines.samplers import SAMPLER_NAMES, sampler_contract
+from specrt.exporter.samplers import sampler_graph
 from tests.engines.ort.attention_model import (
     HEAD_DIM,
     HIDDEN,
@@ -115,7 +115,7 @@ def test_a_graph_with_other_inputs_or_outputs_is_refused(
         (replace(SPEC, kv_layers=(KVLayer(NUM_KV_HEADS, HEAD_DIM + 8),)), KEY),
         (replace(SPEC, kv_layers=(KVLayer(NUM_KV_HEADS - 1, HEAD_DIM),)), KEY),
     ],
-    ids=["vocabulary", "head dim", "KV heads"],
+    ids=["vocabulary", "sampler dim", "KV samplers"],
 )
 def test_a_graph_of_another_geometry_is_refused(graph: Path, spec: ModelSpec, name: str) -> None:
     """Found when it is loaded, not in the first pass."""
@@ -145,15 +145,15 @@ def test_a_graph_that_onnx_runtime_does_not_know_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("vocab_size", [SPEC.vocab_size, SPEC.vocab_size - 3])
-@pytest.mark.parametrize("name", HEAD_NAMES)
-def test_a_head_of_another_vocabulary_is_refused(tmp_path: Path, name: str, vocab_size: int) -> None:
-    """A head is loaded for the vocabularies that it was written for: the model's and the target's."""
-    path = tmp_path / "head.onnx"
-    onnx.save(head_graph(name, SPEC, vocab_size), path)
-    OrtEngine(path, head_contract(name, SPEC, vocab_size), threads=1)
-    reads_logits = LOGITS in {tensor.name for tensor in head_contract(name, SPEC, vocab_size).inputs}
+@pytest.mark.parametrize("name", SAMPLER_NAMES)
+def test_a_sampler_of_another_vocabulary_is_refused(tmp_path: Path, name: str, vocab_size: int) -> None:
+    """A sampler is loaded for the vocabularies that it was written for: the model's and the target's."""
+    path = tmp_path / "sampler.onnx"
+    onnx.save(sampler_graph(name, SPEC, vocab_size), path)
+    OrtEngine(path, sampler_contract(name, SPEC, vocab_size), threads=1)
+    reads_logits = LOGITS in {tensor.name for tensor in sampler_contract(name, SPEC, vocab_size).inputs}
     wrong = (replace(SPEC, vocab_size=33), vocab_size) if reads_logits else (SPEC, vocab_size + 1)
     with pytest.raises(
         BundleError, match=r"differ from the contract at (logits|probs|draft_probs|context_counts): got "
     ):
-        OrtEngine(path, head_contract(name, *wrong), threads=1)
+        OrtEngine(path, sampler_contract(name, *wrong), threads=1)

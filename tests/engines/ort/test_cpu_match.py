@@ -1,4 +1,4 @@
-"""The match head on ONNX Runtime against its oracle."""
+"""The match sampler on ONNX Runtime against its oracle."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specrt.engines.interface import Array
 from specrt.engines.ort.cpu import OrtEngine
 from tests.engines.ort.attention_model import (
     SPEC,
-    match_head,
+    match_sampler,
 )
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
-    return match_head(tmp_path_factory.mktemp("heads"))
+def sampler(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
+    return match_sampler(tmp_path_factory.mktemp("samplers"))
 
 
 @st.composite
@@ -49,9 +49,9 @@ def judgements(draw: st.DrawFn, rows: int) -> tuple[Array, list[int], list[int]]
 @pytest.mark.parametrize("rows", range(1, 10))
 @settings(max_examples=40)
 @given(data=st.data())
-def test_the_match_head_is_its_oracle(head: OrtEngine, rows: int, data: st.DataObject) -> None:
+def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
     logits, ids, indices = data.draw(judgements(rows))
-    binding = head.open(0)
+    binding = sampler.open(0)
     try:
         binding.host[LOGITS][:rows] = logits
         binding.host[INPUT_IDS][0, : len(ids)] = ids
@@ -66,9 +66,9 @@ def test_the_match_head_is_its_oracle(head: OrtEngine, rows: int, data: st.DataO
 
 
 @pytest.mark.parametrize("rows", range(1, 10))
-def test_the_match_head_at_every_acceptance(head: OrtEngine, rows: int) -> None:
+def test_the_match_sampler_at_every_acceptance(sampler: OrtEngine, rows: int) -> None:
     """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each place in turn, right ones follow it."""
-    binding = head.open(0)
+    binding = sampler.open(0)
     binding.host[LOGITS][:rows] = np.eye(SPEC.vocab_size)[1 : rows + 1]
     binding.host[ROW_INDICES][:rows] = np.arange(2, rows + 2)
     for accepted in range(rows):

@@ -112,7 +112,7 @@ def test_a_provider_that_is_not_there_or_not_in_force_is_an_error(half: Path, gp
 
 
 def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:
-    gpu.on_cpu = {"heads"}
+    gpu.on_cpu = {"samplers"}
     with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="some of it runs on the CPU"):
         found = generated(runtime, **WAYS["plain"])
     with specrt.load(half, threads=1) as runtime:

@@ -17,7 +17,7 @@ from specrt.engines.manifest import FileEntry, Manifest
 from specrt.engines.storage import integrity
 from specrt.engines.storage.integrity import CHUNK_BYTES, cache_dir, check_files, sha256_of
 
-CONTENTS = {"target/model.onnx": b"graph" * 100, "target/weights.data": bytes(range(256)), "heads/match.onnx": b""}
+CONTENTS = {"target/model.onnx": b"graph" * 100, "target/weights.data": bytes(range(256)), "samplers/match.onnx": b""}
 
 
 class Bundle:
@@ -78,8 +78,8 @@ def test_a_missing_file(bundle: Bundle) -> None:
 
 
 def test_a_folder_in_a_file_s_place(bundle: Bundle) -> None:
-    (bundle.path / "heads/match.onnx").unlink()
-    (bundle.path / "heads/match.onnx").mkdir()
+    (bundle.path / "samplers/match.onnx").unlink()
+    (bundle.path / "samplers/match.onnx").mkdir()
     with pytest.raises(BundleError, match=r"match\.onnx: missing file"):
         bundle.check()
 
@@ -92,7 +92,7 @@ def test_a_file_of_another_size(bundle: Bundle, num_bytes: int) -> None:
 
 
 def test_sizes_are_compared_before_any_file_is_hashed(bundle: Bundle, hashed: list[str]) -> None:
-    (bundle.path / "heads/match.onnx").unlink()
+    (bundle.path / "samplers/match.onnx").unlink()
     with pytest.raises(BundleError, match="missing file"):
         bundle.check()
     assert hashed == []

@@ -12,7 +12,7 @@ import pytest
 
 from specrt.engines.errors import BackendError, BundleError, ResourceError, SpecrtError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt import build as building
 from specrt.engines.trt.build import build
@@ -73,9 +73,9 @@ def built(tiny_tensorrt_bundle: Path, home: Path, steps: Steps, tmp_path_factory
     return bundle
 
 
-def test_models_and_heads_become_engines(built: Path, steps: Steps) -> None:
+def test_models_and_samplers_become_engines(built: Path, steps: Steps) -> None:
     record = record_from_bundle(built, BACKEND)
-    names = ["target", "draft", *(f"heads/{name}" for name in HEAD_NAMES)]
+    names = ["target", "draft", *(f"samplers/{name}" for name in SAMPLER_NAMES)]
     assert list(record.engines) == names
     assert steps.steps == [f"{name}: building" for name in names]
     assert "GB of disk" in steps.notes[0]
@@ -136,7 +136,7 @@ def _corrupt(bundle: Path) -> None:
 
 
 def _cut(bundle: Path) -> None:
-    path = engines_folder(bundle, BACKEND) / "heads" / "match.engine"
+    path = engines_folder(bundle, BACKEND) / "samplers" / "match.engine"
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -282,5 +282,5 @@ def test_a_profile_for_passes_of_one_token_on_request(tiny_tensorrt_bundle: Path
         assert list(profiles) == ["verify", "prefill", "decode"]
         assert profiles["decode"] == {"width": (1, 1, 1), "rows": (1, 1, 1)}
         assert record.engines[name].num_bytes > before[name].num_bytes
-    assert record.engines["heads/match"].profiles == before["heads/match"].profiles
+    assert record.engines["samplers/match"].profiles == before["samplers/match"].profiles
     assert _check(bundle) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specrt.engines.samplers import HEAD_NAMES
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.trt.build import build
 from specrt.engines.trt.record import record_from_bundle
 from specrt.exporter.export import export
@@ -32,7 +32,7 @@ def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> No
     assert manifest.draft.model is not None
     assert manifest.target.quantization == manifest.draft.model.quantization == quantize
     assert manifest.target.parity.mean_kl < {"int8": 0.01, "int4": 0.5}[quantize]
-    num_weights = 2 * (4 * 256 * 256 - 2 * 128 * 256 + 3 * 512 * 256)  # projections; K and V have half the heads
+    num_weights = 2 * (4 * 256 * 256 - 2 * 128 * 256 + 3 * 512 * 256)  # projections; K and V have half the samplers
     table = len(tiny_tokenizer()) * 256
     expected = table + num_weights * {"int8": 1, "int4": 0.5 + 2 / 32}[quantize]
     assert expected < manifest.target.weights_bytes < 1.1 * expected
@@ -48,6 +48,6 @@ def test_sliding_windows_and_bf16_build(tmp_path: Path) -> None:
     options = ExportOptions(str(model), tmp_path / "bundle", "self", K, 96, CHUNK, "bf16", backend=BACKEND)
     assert export(options).target.spec.dtype == "bfloat16"
     record = build(tmp_path / "bundle", BACKEND)
-    assert list(record.engines) == ["target", *(f"heads/{name}" for name in HEAD_NAMES)]
+    assert list(record.engines) == ["target", *(f"samplers/{name}" for name in SAMPLER_NAMES)]
     assert record.engines["target"].precision == "bfloat16"
     assert record_from_bundle(tmp_path / "bundle", BACKEND) == record

@@ -87,10 +87,10 @@ def test_what_a_late_draft_took_is_told_by_the_device(twin: Twin) -> None:
     with twin.open() as runtime:
         result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True)
         assert result.stats.drafted > 0
-        experience = runtime.experience
-        assert experience.draft.is_known
-        assert 0 < experience.draft.ms(1) < 1e3
-        assert experience.target.ms(1) > 0
+        estimates = runtime.estimates
+        assert estimates.draft.is_known
+        assert 0 < estimates.draft.ms(1) < 1e3
+        assert estimates.target.ms(1) > 0
     with twin.on_cpu() as runtime:
         assert runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids == result.token_ids
 

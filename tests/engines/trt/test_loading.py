@@ -167,7 +167,7 @@ def logits_after(binding: TrtBinding, ids: Array, past: int, widths: list[int]) 
 
 @pytest.mark.parametrize("past", [0, 1, 5, 32])
 def test_rows_equal_single_rows_equal_no_cache(twin: Twin, past: int) -> None:
-    """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache judge."""
+    """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache verify."""
     spec = twin.manifest.target.spec
     ids = np.random.default_rng(past).integers(0, spec.vocab_size, past + spec.max_rows)
     engine = target_of(twin)

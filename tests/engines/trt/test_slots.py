@@ -23,14 +23,17 @@ from tests.tiny import save_tiny_model
 
 def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
     """Names, bytes, who lies where, and that nothing is allocated beside the plan."""
-    heads = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
-    plan = plan_slot(twin.manifest, twin.backend, heads, scratch_bytes=SCRATCH_BYTES)
+    samplers = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
+    plan = plan_slot(twin.manifest, twin.backend, samplers, scratch_bytes=SCRATCH_BYTES)
     found = {}
     with twin.open() as runtime:
         slot = runtime.open_slot("model")
         for role, part in (("target", slot.target), ("draft", slot.draft)):
             assert part is not None
-            bindings = {role: part.model.binding, **{f"{role}/{name}": part.heads.head(name) for name in heads}}
+            bindings = {
+                role: part.model.binding,
+                **{f"{role}/{name}": part.samplers.sampler(name) for name in samplers},
+            }
             for owner, binding in bindings.items():
                 assert isinstance(binding, TrtBinding)
                 binding.run(1, 1)

@@ -1,4 +1,4 @@
-"""Heads in ONNX Runtime, and what they are fed."""
+"""Samplers in ONNX Runtime, and what they are fed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specrt.engines.contract import INPUT_IDS, NUM_ACCEPTED, ROW_INDICES, ROWS, 
 from specrt.engines.fake import fake_spec
 from specrt.engines.interface import Array
 from specrt.engines.ort.cpu import session_options
-from specrt.engines.samplers import ACCEPT, CHUNK, DRAFT_PROBS, NUM_UNIFORMS, PROBS, UNIFORMS, WITHIN, head_contract
-from specrt.exporter.samplers import head_graph
+from specrt.engines.samplers import ACCEPT, CHUNK, DRAFT_PROBS, NUM_UNIFORMS, PROBS, UNIFORMS, WITHIN, sampler_contract
+from specrt.exporter.samplers import sampler_graph
 
 MAX_K = 8
 BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -31,7 +31,7 @@ Outputs = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Head:
+class Sampler:
     """A session; ``run`` takes inputs by the contract's names and checks the shapes of what comes out."""
 
     session: Any
@@ -52,12 +52,14 @@ class Head:
 
 
 @cache
-def head(name: str, vocab_size: int, target_vocab_size: int | None = None, k: int = MAX_K, threads: int = 2) -> Head:
-    """The head on a model of ``vocab_size`` ids."""
+def sampler(
+    name: str, vocab_size: int, target_vocab_size: int | None = None, k: int = MAX_K, threads: int = 2
+) -> Sampler:
+    """The sampler on a model of ``vocab_size`` ids."""
     spec, target = fake_spec(vocab_size, k=k), target_vocab_size or vocab_size
-    model = head_graph(name, spec, target).SerializeToString()
+    model = sampler_graph(name, spec, target).SerializeToString()
     session = ort.InferenceSession(model, session_options(threads, True), providers=["CPUExecutionProvider"])
-    return Head(session, head_contract(name, spec, target))
+    return Sampler(session, sampler_contract(name, spec, target))
 
 
 def fed(drafted: Array, rng: np.random.Generator, vocab_size: int) -> dict[str, Array]:
@@ -111,7 +113,7 @@ def halving(rng: np.random.Generator, vocab_size: int) -> Array:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafted block for the heads ``token`` and ``block``, and what the oracle is given of it."""
+    """A drafted block for the samplers ``token`` and ``block``, and what the oracle is given of it."""
 
     p: Array  # [K + 1, V]
     q: Array  # [K, V]
@@ -124,7 +126,7 @@ class Drafted:
         return self.p, self.q, self.drafted, self.eta, self.final
 
     def inputs(self, rng: np.random.Generator) -> dict[str, Array]:
-        """What no head may use is stale: the draft's last row, the last eta, the final uniforms of later rows."""
+        """What no sampler may use is stale: the draft's last row, the last eta, the final uniforms of later rows."""
         poison = np.float32(rng.choice([np.nan, 0.0, 1e6]))
         stale = np.full_like(self.p[:1], poison) if rng.random() < 0.5 else dyadic(rng, self.p.shape[1])[None]
         uniforms = np.full((len(self.p), NUM_UNIFORMS), poison, np.float32)

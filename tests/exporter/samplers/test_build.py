@@ -1,4 +1,4 @@
-"""What holds of every head: its contract, operators that TensorRT-RTX takes, and rows that do not see each other."""
+"""What holds of every sampler: its contract, operators that TensorRT-RTX takes, and rows that do not see each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from specrt.engines.samplers import (
     FILTER,
     FILTER_WIDE,
     FREQUENCY_PENALTY,
-    HEAD_NAMES,
     LOGIT_BIAS,
     LOGPROBS,
     MATCH,
@@ -39,6 +38,7 @@ from specrt.engines.samplers import (
     PRESENCE_PENALTY,
     PROBS,
     REPETITION_PENALTY,
+    SAMPLER_NAMES,
     SOFTMAX,
     TEMPERATURE,
     THRESHOLD,
@@ -46,10 +46,10 @@ from specrt.engines.samplers import (
     TOP_K,
     TOP_P,
     UNIFORMS,
-    head_contract,
+    sampler_contract,
 )
-from specrt.exporter.samplers import head_graph
-from tests.exporter.samplers.samplers_on_ort import MAX_K, head
+from specrt.exporter.samplers import sampler_graph
+from tests.exporter.samplers.samplers_on_ort import MAX_K, sampler
 
 VOCAB_SIZES = [7, 1500, 2053]
 PAIRS = [(7, 7), (7, 5), (5, 7), (1500, 1500), (900, 1500), (1500, 900), (151_936, 151_936)]
@@ -58,7 +58,7 @@ REFUSED = {
     *("Loop", "If", "Scan", "RandomUniform", "RandomUniformLike", "RandomNormal", "Multinomial", "Bernoulli"),
 }
 MOST_SORTED = 3840
-each_head = pytest.mark.parametrize("name", HEAD_NAMES)
+each_sampler = pytest.mark.parametrize("name", SAMPLER_NAMES)
 
 
 # --- graphs --------------------------------------------------------------------------------------------------------
@@ -67,10 +67,12 @@ each_head = pytest.mark.parametrize("name", HEAD_NAMES)
 def graphs(name: str) -> Iterator[Any]:
     """With inferred shapes, for vocabularies of every kind."""
     for vocab_size, target in PAIRS:
-        yield onnx.shape_inference.infer_shapes(head_graph(name, fake_spec(vocab_size), target), strict_mode=True).graph
+        yield onnx.shape_inference.infer_shapes(
+            sampler_graph(name, fake_spec(vocab_size), target), strict_mode=True
+        ).graph
 
 
-@each_head
+@each_sampler
 def test_no_operator_is_one_that_tensorrt_refuses(name: str) -> None:
     for graph in graphs(name):
         assert {node.op_type for node in graph.node} & REFUSED == set()
@@ -79,7 +81,7 @@ def test_no_operator_is_one_that_tensorrt_refuses(name: str) -> None:
         assert all(attribute.name != "reduction" for node in scattering for attribute in node.attribute)
 
 
-@each_head
+@each_sampler
 def test_few_ids_are_sorted_and_k_is_a_constant(name: str) -> None:
     for graph in graphs(name):
         constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -88,7 +90,7 @@ def test_few_ids_are_sorted_and_k_is_a_constant(name: str) -> None:
                 assert constants[node.input[1]].item() <= MOST_SORTED
 
 
-@each_head
+@each_sampler
 def test_argmax_never_sees_one_dimension(name: str) -> None:
     for graph in graphs(name):
         infos = [*graph.input, *graph.value_info, *graph.output]
@@ -96,19 +98,19 @@ def test_argmax_never_sees_one_dimension(name: str) -> None:
         assert all(ranks[node.input[0]] == 2 for node in graph.node if node.op_type == "ArgMax")
 
 
-def test_an_unknown_head_is_refused() -> None:
-    with pytest.raises(ValueError, match="head: got 'typical', expected one of match, penalties, "):
-        head_graph("typical", fake_spec(), 64)
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(ValueError, match="sampler: got 'typical', expected one of match, penalties, "):
+        sampler_graph("typical", fake_spec(), 64)
 
 
-@each_head
+@each_sampler
 @pytest.mark.parametrize(("vocab_size", "target"), PAIRS[:3])
 def test_the_engine_takes_each_head_and_runs_it_with_all_rows_and_with_one(
     name: str, vocab_size: int, target: int, tmp_path: Path
 ) -> None:
     spec = fake_spec(vocab_size, k=3)
-    onnx.save(head_graph(name, spec, target), tmp_path / "head.onnx")
-    binding = OrtEngine(tmp_path / "head.onnx", head_contract(name, spec, target), threads=1).open(0)
+    onnx.save(sampler_graph(name, spec, target), tmp_path / "sampler.onnx")
+    binding = OrtEngine(tmp_path / "sampler.onnx", sampler_contract(name, spec, target), threads=1).open(0)
     for array in binding.host.values():
         array[...] = 1
     for rows in (4, 1, 4):
@@ -116,15 +118,15 @@ def test_the_engine_takes_each_head_and_runs_it_with_all_rows_and_with_one(
         binding.run(rows + 1, rows)
 
 
-def test_heads_are_chained_through_their_buffers(tmp_path: Path) -> None:
+def test_samplers_are_chained_through_their_buffers(tmp_path: Path) -> None:
     """Logits, filter, nucleus into the filter's own probabilities, then block; on a vocabulary that needs all of it."""
     vocab_size, k = 1500, 4
     spec, rng = fake_spec(vocab_size, k=k), np.random.default_rng(0)
     bindings = {}
     shared: dict[str, Array] = {}
     for name in (FILTER, FILTER_WIDE, NUCLEUS, BLOCK):
-        onnx.save(head_graph(name, spec, vocab_size), tmp_path / f"{name}.onnx")
-        contract = head_contract(name, spec, vocab_size)
+        onnx.save(sampler_graph(name, spec, vocab_size), tmp_path / f"{name}.onnx")
+        contract = sampler_contract(name, spec, vocab_size)
         own = {t.name: shared[t.name] for t in (*contract.inputs, *contract.outputs) if t.name in shared}
         bindings[name] = OrtEngine(tmp_path / f"{name}.onnx", contract, threads=1).open(0, own)
         shared.update(bindings[name].host)
@@ -149,7 +151,7 @@ def test_heads_are_chained_through_their_buffers(tmp_path: Path) -> None:
 
 
 def rows_inputs(name: str, vocab_size: int) -> dict[str, Array]:
-    """Inputs of a head whose outputs are by row, with MAX_K + 1 rows."""
+    """Inputs of a sampler whose outputs are by row, with MAX_K + 1 rows."""
     rng, rows = np.random.default_rng(vocab_size), MAX_K + 1
     logits = rng.normal(0, 0.7, (rows, vocab_size)).astype(np.float32)
     logits[::2] *= 0.1  # rows of a large nucleus
@@ -170,8 +172,8 @@ def rows_inputs(name: str, vocab_size: int) -> dict[str, Array]:
     }
     if name == NUCLEUS:
         given = {key: inputs[key] for key in (LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P)}
-        inputs |= head(FILTER_WIDE, vocab_size).run(given)
-    wanted = {tensor.name for tensor in head(name, vocab_size).contract.inputs}
+        inputs |= sampler(FILTER_WIDE, vocab_size).run(given)
+    wanted = {tensor.name for tensor in sampler(name, vocab_size).contract.inputs}
     return {key: value for key, value in inputs.items() if key in wanted}
 
 
@@ -179,7 +181,7 @@ def rows_inputs(name: str, vocab_size: int) -> dict[str, Array]:
 @pytest.mark.parametrize("name", [MATCH, PENALTIES, SOFTMAX, FILTER, FILTER_WIDE, NUCLEUS, MATCH_SAMPLED, LOGPROBS])
 def test_a_row_is_the_same_to_the_bit_whatever_is_judged_beside_it(name: str, vocab_size: int, threads: int) -> None:
     """In the reproducible mode one row judged alone must be what it is among others."""
-    inputs, one = rows_inputs(name, vocab_size), head(name, vocab_size, threads=threads)
+    inputs, one = rows_inputs(name, vocab_size), sampler(name, vocab_size, threads=threads)
     by_row = {LOGITS, ROW_INDICES, CHOSEN_IDS, PROBS, UNIFORMS, THRESHOLD, NUCLEUS_IS_LARGER}
     whole = one.run(inputs)
     for rows in range(1, MAX_K + 1):
@@ -204,7 +206,7 @@ def test_rows_beyond_the_judged_ones_change_nothing(name: str, vocab_size: int) 
     results = []
     for rows in range(3, MAX_K + 2):
         given = {PROBS: p[:rows], DRAFT_PROBS: q[:rows], UNIFORMS: uniforms[:rows]}
-        outputs = head(name, vocab_size).run({**given, INPUT_IDS: ids, ROW_INDICES: np.arange(rows)})
+        outputs = sampler(name, vocab_size).run({**given, INPUT_IDS: ids, ROW_INDICES: np.arange(rows)})
         results.append((outputs[NUM_ACCEPTED][0], outputs[TOKENS][0]))
     assert results[0][0] == 1
     assert set(results) == {results[0]}

@@ -29,10 +29,10 @@ from tests.exporter.samplers.samplers_on_ort import (
     PAIRS,
     TOLERANCE,
     Outputs,
-    head,
     in_target,
     random_logits,
     row_counts,
+    sampler,
     scalar,
     scales,
     seeds,
@@ -63,7 +63,7 @@ def staged(logits: Array, sizes: tuple[int, int], limits: Limits) -> list[Output
     inputs |= {TEMPERATURE: scalar(limits.temperature), TOP_P: scalar(limits.top_p), MIN_P: scalar(limits.min_p)}
     stages: list[Outputs] = []
     for name in FILTERS[0 if limits.top_k <= NUM_SORTED else 1 :]:
-        filtering = head(name, *sizes)
+        filtering = sampler(name, *sizes)
         wanted = [tensor.name for tensor in filtering.contract.inputs]
         stages.append({**inputs, **filtering.run({key: inputs[key] for key in wanted})})
         inputs = stages[-1]

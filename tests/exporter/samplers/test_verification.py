@@ -1,4 +1,4 @@
-"""The heads that judge drafted ids decide as their oracles do, to the bit where arithmetic is exact."""
+"""The samplers that judge drafted ids decide as their oracles do, to the bit where arithmetic is exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.exporter.samplers.samplers_on_ort import (
     dyadic,
     fed,
     halving,
-    head,
     judged,
+    sampler,
     seeds,
 )
 
@@ -76,7 +76,7 @@ def drafted_case(seed: int, vocab_size: int, kinds: list[str], on_grid: bool) ->
 
 
 def check(name: str, case: Drafted, k: int, seed: int) -> None:
-    outputs = head(name, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
+    outputs = sampler(name, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
     assert judged(outputs) == RULES[name](*case.for_oracle)
 
 
@@ -101,7 +101,7 @@ def test_dyadic_cases_of_any_length_agree(name: str, seed: int, vocab_size: int,
 
 @each_rule
 @pytest.mark.parametrize("k", range(1, MAX_K + 1))
-def test_a_head_serves_every_row_count_up_to_its_own(name: str, k: int) -> None:
+def test_a_sampler_serves_every_row_count_up_to_its_own(name: str, k: int) -> None:
     for seed in range(4):
         for num_drafted in range(k + 1):
             check(name, drafted_case(seed, 7, ["any"] * num_drafted, on_grid=False), k, seed)
@@ -195,7 +195,7 @@ def test_a_shorter_draft_is_judged_alike_as_far_as_it_goes() -> None:
         results = []
         for k in range(MAX_K + 1):
             shorter = Drafted(case.p[: k + 1], case.q[:k], case.drafted[:k], case.eta[:k], case.final)
-            results.append(judged(head(TOKEN, 1500).run(shorter.inputs(np.random.default_rng(seed)))))
+            results.append(judged(sampler(TOKEN, 1500).run(shorter.inputs(np.random.default_rng(seed)))))
         accepted, token = results[-1]
         assert [n for n, _ in results] == [min(k, accepted) for k in range(MAX_K + 1)]
         assert {y for k, (_, y) in enumerate(results) if k > accepted} <= {token}
@@ -212,7 +212,7 @@ def test_match_takes_the_first_most_likely_ids(seed: int, vocab_size: int, k: in
     logits = np.round(rng.normal(0, scale, (k + 1, vocab_size))).astype(np.float32)
     tokens = numpy_samplers.greedy(logits)
     drafted = np.where(rng.random(k) < 0.8, tokens[:k], rng.integers(0, vocab_size, k))
-    outputs = head(MATCH, vocab_size).run({LOGITS: logits, **fed(drafted, rng, vocab_size)})
+    outputs = sampler(MATCH, vocab_size).run({LOGITS: logits, **fed(drafted, rng, vocab_size)})
     np.testing.assert_array_equal(outputs[TOKENS], tokens)
     assert outputs[NUM_ACCEPTED].tolist() == [numpy_samplers.match(tokens, drafted)]
 
@@ -226,7 +226,7 @@ def test_match_sampled_draws_each_row_with_its_own_uniforms(seed: int, vocab_siz
     tokens = np.array([numpy_samplers.draw(row, u[CHUNK], u[WITHIN]) for row, u in zip(probs, uniforms, strict=True)])
     drafted = np.where(rng.random(k) < 0.8, tokens[:k], rng.integers(0, vocab_size, k))
     given = fed(drafted, rng, vocab_size)
-    outputs = head(MATCH_SAMPLED, vocab_size).run({PROBS: probs, UNIFORMS: uniforms, **given})
+    outputs = sampler(MATCH_SAMPLED, vocab_size).run({PROBS: probs, UNIFORMS: uniforms, **given})
     np.testing.assert_array_equal(outputs[TOKENS], tokens)
     assert outputs[NUM_ACCEPTED].tolist() == [numpy_samplers.match(tokens, drafted)]
     assert (probs[np.arange(k + 1), outputs[TOKENS]] > 0).all()
@@ -239,7 +239,7 @@ def test_a_chunk_of_denormal_weight_gives_the_id_that_has_it(weight: float, unif
     probs[0, [5, 600]] = weight, 1
     uniforms[0, WITHIN] = uniform
     given = fed(np.zeros(0, np.int64), np.random.default_rng(0), 1031)
-    assert head(MATCH_SAMPLED, 1031).run({PROBS: probs, UNIFORMS: uniforms, **given})[TOKENS].tolist() == [5]
+    assert sampler(MATCH_SAMPLED, 1031).run({PROBS: probs, UNIFORMS: uniforms, **given})[TOKENS].tolist() == [5]
 
 
 @settings(max_examples=60)
@@ -250,7 +250,7 @@ def test_match_sampled_from_logits_agrees_away_from_the_edges(seed: int, vocab_s
     uniforms = rng.random((k + 1, NUM_UNIFORMS), dtype=np.float32)
     pairs = list(zip(probs, uniforms, strict=True))
     assume(min(distance_to_draw(row, (u[CHUNK], u[WITHIN])) for row, u in pairs) > NEAR_EDGE)
-    outputs = head(MATCH_SAMPLED, vocab_size).run(
+    outputs = sampler(MATCH_SAMPLED, vocab_size).run(
         {PROBS: probs, UNIFORMS: uniforms, **fed(rng.integers(0, vocab_size, k), rng, vocab_size)}
     )
     assert outputs[TOKENS].tolist() == [numpy_samplers.draw(row, u[CHUNK], u[WITHIN]) for row, u in pairs]

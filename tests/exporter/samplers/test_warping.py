@@ -1,4 +1,4 @@
-"""The heads that warp logits give what their oracles give, in the target's vocabulary whatever the model's is."""
+"""The samplers that warp logits give what their oracles give, in the target's vocabulary whatever the model's is."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tests.exporter.samplers.samplers_on_ort import (
     TOLERANCE,
     VOCAB_SIZES,
     fed,
-    head,
     in_target,
     random_logits,
     row_counts,
+    sampler,
     scalar,
     scales,
     seeds,
@@ -60,7 +60,7 @@ def test_penalties_are_the_oracle_s(seed: int, vocab_size: int, rows: int, repet
     bias = np.where(rng.random(vocab_size) < 0.1, -np.inf, rng.normal(size=vocab_size)).astype(np.float32)
     ending = np.where(rng.random(vocab_size) < 0.1, -np.inf, np.inf).astype(np.float32)
     frequency, num_unending = rng.normal(), int(rng.integers(0, rows + 2))
-    outputs = head(PENALTIES, vocab_size).run(
+    outputs = sampler(PENALTIES, vocab_size).run(
         {
             LOGITS: logits,
             **fed(drafted, rng, vocab_size),
@@ -90,7 +90,7 @@ def test_softmax_is_the_oracle_s(
 ) -> None:
     logits = random_logits(np.random.default_rng(seed), rows, sizes[0], scale)
     logits[:, 0] = 1.0
-    probs = head(SOFTMAX, *sizes).run({LOGITS: logits, TEMPERATURE: scalar(temperature)})[PROBS]
+    probs = sampler(SOFTMAX, *sizes).run({LOGITS: logits, TEMPERATURE: scalar(temperature)})[PROBS]
     np.testing.assert_allclose(
         probs, numpy_samplers.softmax(in_target(logits, sizes[1]), temperature), atol=TOLERANCE, rtol=0
     )
@@ -107,7 +107,7 @@ def test_log_probabilities_are_the_oracle_s(seed: int, vocab_size: int, rows: in
     rng = np.random.default_rng(seed)
     logits = (np.round(rng.normal(0, scale, (rows, vocab_size)) * 64) / 64).astype(np.float32)
     chosen = rng.integers(0, vocab_size, rows)
-    outputs = head(LOGPROBS, vocab_size).run({LOGITS: logits, CHOSEN_IDS: chosen})
+    outputs = sampler(LOGPROBS, vocab_size).run({LOGITS: logits, CHOSEN_IDS: chosen})
     expected = numpy_samplers.logprobs(logits, chosen, min(MAX_TOP_LOGPROBS, vocab_size))
     np.testing.assert_allclose(outputs[TOKEN_LOGPROBS], expected[0], atol=TOLERANCE, rtol=1e-6)
     np.testing.assert_allclose(outputs[TOP_LOGPROBS], expected[1], atol=TOLERANCE, rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 
 from specrt.engines.experts import Experts
 from specrt.runtime.drafting.acceptance import expected_tokens
-from specrt.runtime.drafting.adaptive import MODEL, NGRAM_LENGTHS, AdaptiveDrafter, Experience, ngram_source
+from specrt.runtime.drafting.adaptive import MODEL, NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates, ngram_source
 from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.tuning import Tuning
 
@@ -61,7 +61,7 @@ class SimulatedModel:
     def num_pending(self, committed: Sequence[int]) -> int:
         return len(committed) - self.kv_len
 
-    def commit(self, num_committed: int) -> None:
+    def rollback(self, num_committed: int) -> None:
         self.kv_len = min(self.kv_len, num_committed - 1)
 
 
@@ -79,7 +79,7 @@ def simulate(drafter: AdaptiveDrafter, machine: Machine, *phases: tuple[float, i
             hits = rng.random(len(drafted)) < rate
             accepted = len(drafted) if hits.all() else int(hits.argmin())
             tokens += range(len(tokens) + 1000, len(tokens) + 1000 + accepted + 1)
-            drafter.commit(len(tokens))
+            drafter.rollback(len(tokens))
         speeds.append((len(tokens) - before) / (machine.now - started) / 1e3)
     return speeds
 
@@ -92,10 +92,10 @@ def best_fixed(machine: Machine, rate: float) -> float:
     )
 
 
-def adaptive(machine: Machine, experience: Experience | None = None) -> AdaptiveDrafter:
-    experience = experience or Experience.of(K, (0.05, 0.05))
+def adaptive(machine: Machine, estimates: OnlineEstimates | None = None) -> AdaptiveDrafter:
+    estimates = estimates or OnlineEstimates.of(K, (0.05, 0.05))
     model = cast(ModelDrafter, SimulatedModel(machine))
-    return AdaptiveDrafter(NGramDrafter(8, 1), model, experience, clock=machine.clock)
+    return AdaptiveDrafter(NGramDrafter(8, 1), model, estimates, clock=machine.clock)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0])
@@ -127,8 +127,8 @@ def test_a_tuning_is_used_from_the_first_round() -> None:
     measured = {str(width): 10.0 * (1 + 0.05 * (width - 1)) for width in range(1, K + 2)}
     tuning = Tuning({}, "", measured, {"1": 0.5, "64": 3.0}, {MODEL: (0.95,) * K})
     machine = Machine(0.05, 0.5)
-    experience = Experience.of(K, (0.5, 0.5), tuning.target_ms, tuning.draft_ms, tuning.acceptance)
-    simulate(adaptive(machine, experience), machine, (1.0, 20))
+    estimates = OnlineEstimates.of(K, (0.5, 0.5), tuning.target_ms, tuning.draft_ms, tuning.acceptance)
+    simulate(adaptive(machine, estimates), machine, (1.0, 20))
     assert machine.widths[:2] == [K + 1, K + 1]
 
 
@@ -145,19 +145,19 @@ def test_a_mixture_of_experts_begins_with_a_smaller_k() -> None:
     widths = {}
     for name, reads in (("dense", None), ("mixture", lambda width: experts.further_bytes(width) / 100)):
         measured = {"1": 10.0}, {"1": 0.5}, {MODEL: [0.9]}
-        experience = Experience.of(K, (0.05, 0.05), *measured, further_reads=(reads, None))
+        estimates = OnlineEstimates.of(K, (0.05, 0.05), *measured, further_reads=(reads, None))
         machine = Machine(0.05, 0.5)
-        widths[name] = len(adaptive(machine, experience).propose([1, 2, 3], K))
+        widths[name] = len(adaptive(machine, estimates).propose([1, 2, 3], K))
     assert 1 <= widths["mixture"] < widths["dense"]
 
 
 def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "64": 30.0}, {MODEL: [0.2]})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "64": 30.0}, {MODEL: [0.2]})
     machine = Machine(0.25, 9.0)
-    drafter = adaptive(machine, experience)
+    drafter = adaptive(machine, estimates)
     drafter.propose(list(range(100, 600)), 0)
     assert machine.now == 0
-    good = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, {"1": 1.0, "64": 5.0}, {MODEL: [0.9]})
+    good = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, {"1": 1.0, "64": 5.0}, {MODEL: [0.9]})
     adaptive(machine, good).propose(list(range(100, 600)), 0)
     assert machine.now > 0
 
@@ -166,11 +166,11 @@ def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:
 def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(num_new: int, is_fed: bool) -> None:
     """A draft that gains a little a token, and takes 500 tokens x 0.7 ms to begin with."""
     draft_ms = {"1": 2.0, "64": 46.0, "512": 360.0}
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, draft_ms, {MODEL: [0.8]})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, draft_ms, {MODEL: [0.8]})
     machine = Machine(0.05, 2.0)
     prompt = list(range(1000, 1500))
     model = cast(ModelDrafter, SimulatedModel(machine))
-    drafter = AdaptiveDrafter(None, model, experience, clock=machine.clock, end=len(prompt) + num_new)
+    drafter = AdaptiveDrafter(None, model, estimates, clock=machine.clock, end=len(prompt) + num_new)
     drafter.propose(prompt[:-1], 0)
     assert (machine.now > 0) == is_fed
     assert bool(drafter.propose(prompt, K)) == is_fed
@@ -180,10 +180,10 @@ def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(n
 def test_a_long_prompt_is_not_fed_for_a_gain_within_the_error_of_the_estimates(rate: float, is_fed: bool) -> None:
     """An int4 target whose second row is free and whose third is not: K = 1 promises 1.04 times plain decoding."""
     target_ms = {str(width): 10.0 + 5.0 * max(0, width - 2) for width in range(1, K + 2)}
-    experience = Experience.of(K, (0.05, 0.05), target_ms, {"1": 7.0, "64": 20.0, "512": 60.0}, {MODEL: [rate]})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), target_ms, {"1": 7.0, "64": 20.0, "512": 60.0}, {MODEL: [rate]})
     machine = Machine(0.05, 7.0)
     model = SimulatedModel(machine)
-    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=500)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=500)
     drafter.propose(list(range(1000, 1100)), 0)
     assert bool(model.calls) == is_fed
 
@@ -192,11 +192,11 @@ def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> N
     """A warm-up of a few tokens was enough, where a draft must earn back its prefill: it was never asked again."""
     draft_ms = {"1": 1.5, "64": 33.0, "512": 260.0}
     target_ms = {str(width): 10.0 * (1 + 0.02 * (width - 1)) for width in range(1, K + 2)}
-    experience = Experience.of(K, (0.02, 0.02), target_ms, draft_ms, {MODEL: [0.75]})
+    estimates = OnlineEstimates.of(K, (0.02, 0.02), target_ms, draft_ms, {MODEL: [0.75]})
     machine = Machine(0.02, 1.5)
-    simulate(adaptive(machine, experience), machine, (0.0, 4))
+    simulate(adaptive(machine, estimates), machine, (0.0, 4))
     model = SimulatedModel(machine)
-    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=160)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=160)
     drafter.propose(list(range(1000, 1100)), 0)
     assert model.calls == [0]
     assert drafter.propose(list(range(1000, 1101)), K)
@@ -204,39 +204,39 @@ def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> N
 
 def test_nothing_is_tried_that_takes_longer_than_it_could_teach() -> None:
     """A model that does not pay and was left 2,000 tokens behind: to try it would cost what 200 plain rounds do."""
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "2000": 2000.0}, {MODEL: [0.2]})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "2000": 2000.0}, {MODEL: [0.2]})
     machine = Machine(0.25, 9.0)
     model = SimulatedModel(machine)
-    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), experience, clock=machine.clock, end=2200)
+    drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=2200)
     tokens = list(range(1000, 3000))
     drafter.propose(tokens[:-1], 0)
     for _ in range(100):
         assert drafter.propose(tokens, K) == []
         machine.run_target(1)
         tokens.append(len(tokens))
-        drafter.commit(len(tokens))
+        drafter.rollback(len(tokens))
     assert model.calls == []
 
 
 def test_no_pass_is_thought_narrower_than_it_is() -> None:
     """With ``min_width`` 2 a plain round costs what a pass of two costs."""
     machine = Machine(0.05, 1.0)
-    experience = Experience.of(K, (0.05, 0.05))
-    drafter = AdaptiveDrafter(None, None, experience, min_width=2, clock=machine.clock)
+    estimates = OnlineEstimates.of(K, (0.05, 0.05))
+    drafter = AdaptiveDrafter(None, None, estimates, min_width=2, clock=machine.clock)
     drafter.propose([1, 2, 3], K)
     machine.now += 0.0105
-    drafter.commit(4)
-    assert experience.target.ms(2) == pytest.approx(10.5)
+    drafter.rollback(4)
+    assert estimates.target.ms(2) == pytest.approx(10.5)
 
 
 def test_a_lookup_is_taken_where_the_text_repeats_itself() -> None:
     """An n-gram draft costs nothing, so it goes before a model that is as good."""
     machine = Machine(0.05, 2.0)
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, {"1": 2.0}, {MODEL: [0.9]})
-    drafter = adaptive(machine, experience)
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, {"1": 2.0}, {MODEL: [0.9]})
+    drafter = adaptive(machine, estimates)
     repeated = [*range(50, 70), *range(50, 60)]
     assert drafter.propose(repeated, K) == [*range(60, 68)] and not drafter.is_sampled
-    drafter.commit(len(repeated) + K + 1)
+    drafter.rollback(len(repeated) + K + 1)
     fresh = list(range(100, 140))
     assert set(drafter.propose(fresh, K)) == {0} and drafter.is_sampled
 
@@ -244,21 +244,21 @@ def test_a_lookup_is_taken_where_the_text_repeats_itself() -> None:
 def test_a_model_whose_context_is_over_hides_no_lookup() -> None:
     """Also where its time is not known yet, so that it would be tried first."""
     machine = Machine(0.05, 1.0)
-    experience = Experience.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0})
+    estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0})
     model = cast(ModelDrafter, SimulatedModel(machine, context=8))
-    drafter = AdaptiveDrafter(NGramDrafter(8, 1), model, experience, clock=machine.clock)
+    drafter = AdaptiveDrafter(NGramDrafter(8, 1), model, estimates, clock=machine.clock)
     assert drafter.propose([*range(50, 70), *range(50, 60)], K) == [*range(60, 68)]
-    drafter.commit(39)
+    drafter.rollback(39)
     assert drafter.propose(list(range(100, 140)), K) == []
 
 
 def test_rounds_in_which_it_is_not_asked_teach_nothing() -> None:
     """The last token of an answer is decoded without asking for a draft."""
     machine = Machine(0.05, 1.0)
-    experience = Experience.of(K, (0.05, 0.05))
-    drafter = adaptive(machine, experience)
-    drafter.commit(10)
-    assert not experience.target.is_known
+    estimates = OnlineEstimates.of(K, (0.05, 0.05))
+    drafter = adaptive(machine, estimates)
+    drafter.rollback(10)
+    assert not estimates.target.is_known
 
 
 @pytest.mark.parametrize("size", range(1, 12))

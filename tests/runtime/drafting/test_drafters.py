@@ -52,7 +52,7 @@ def test_an_index_that_grows_answers_as_one_made_anew(prompt: list[int], rounds:
         drafted = drafter.propose(committed, 5)
         assert drafted == look_up(committed, 5)
         committed += drafted[:num_accepted] + others
-        drafter.commit(len(committed))
+        drafter.rollback(len(committed))
     assert drafter.propose(committed, 5) == look_up(committed, 5)
 
 
@@ -124,7 +124,7 @@ def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) ->
         assert drafted == list(range(committed[-1] + 1, committed[-1] + 1 + k))
         assert engine.num_passes == passes + k
         committed += range(committed[-1] + 1, committed[-1] + 2 + accepted)
-        drafter.commit(len(committed))
+        drafter.rollback(len(committed))
         # The last drafted token is never fed, so after full acceptance two tokens wait.
         assert draft.model.kv_len == min(len(committed) - 1, len(committed) - 1 - accepted + k - 1)
 
@@ -164,10 +164,10 @@ def test_a_token_the_draft_does_not_know_ends_drafting() -> None:
     engine, draft = draft_of(tight_spec(60, vocab_size=10))
     drafter = ModelDrafter(draft, VOCAB_SIZE)
     assert drafter.propose([4, 5, 6], 2) == [7, 8]
-    drafter.commit(4)
+    drafter.rollback(4)
     passes = engine.num_passes
     assert drafter.propose([4, 5, 6, 10], 2) == []
-    drafter.commit(5)
+    drafter.rollback(5)
     assert drafter.propose([4, 5, 6, 10, 7], 0) == drafter.propose([4, 5, 6, 10, 7], 2) == []
     assert engine.num_passes == passes
 
@@ -179,5 +179,5 @@ def test_a_commit_keeps_what_was_fed_and_committed_but_the_newest(num_committed:
     drafter = ModelDrafter(draft, VOCAB_SIZE)
     drafter.propose([0, 1, 2, 3, 4], 3)
     assert draft.model.kv_len == 7
-    drafter.commit(num_committed)
+    drafter.rollback(num_committed)
     assert draft.model.kv_len == kv_len

@@ -1,6 +1,6 @@
 """``token`` and ``block`` in the real loop: the first tokens have the target's law, and the classic bugs fail.
 
-A run is a generation with a seed of its own on target, draft, heads and slot, of one to three rounds. The exact law of
+A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact law of
 the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test, and the seeds
 are fixed.
 """
@@ -169,7 +169,7 @@ class OneStepLate(WrongProbs):
 
 
 class Stuck(WrongProbs):
-    """Every step is judged by the first one's."""
+    """Every step is verified by the first one's."""
 
     def spoil(self, step: int) -> None:
         self.probs[step] = self.probs[0]
@@ -180,10 +180,10 @@ class Stuck(WrongProbs):
 def test_wrong_draft_probabilities_are_noticed(rule: str, kind: type[WrongProbs]) -> None:
     def make_draft(pair: Pair, settings: Settings) -> Draft:
         draft = pair.begin_draft(settings, PROMPT)
-        wrong = kind(draft.model, draft._judge)
-        rule_head = draft_probs(pair.target.heads, settings)
-        assert rule_head is not None
-        wrong.probs = rule_head.host[DRAFT_PROBS]
+        wrong = kind(draft.model, draft._verifier)
+        rule_sampler = draft_probs(pair.target.samplers, settings)
+        assert rule_sampler is not None
+        wrong.probs = rule_sampler.host[DRAFT_PROBS]
         return wrong
 
     assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, make_draft) > NORMAL_QUANTILE
@@ -217,7 +217,7 @@ def test_dropping_drawn_ids_is_noticed(rule: str) -> None:
 
 
 def test_numbers_that_come_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``block`` with the numbers of the position: what lies beyond those accepted is judged again with the same."""
+    """``block`` with the numbers of the position: what lies beyond those accepted is verified again with the same."""
 
     def by_position(self: Uniforms, stream: int, num_committed: int, count: int) -> Array:
         return self._rows(stream, (num_committed, 0), count)

@@ -98,7 +98,7 @@ def test_a_text_cut_in_the_middle_of_a_round_is_cut_here_too(runtime: Runtime, c
 
 
 def test_a_draft_that_is_the_target_gives_the_same(open_bundle: Open, backend: Backend) -> None:
-    """Accepted to the last, so that nearly all entries are of rows that judged a drafted id."""
+    """Accepted to the last, so that nearly all entries are of rows that verified a drafted id."""
     backend.target, backend.k = TABLE, K
     runtime = open_bundle("self")
     result = runtime.generate(PROMPT, max_new_tokens=30, logprobs=3, num_speculative_tokens=K)

@@ -44,10 +44,10 @@ def test_counts_are_those_of_what_is_committed_and_ahead(
     One generation after another on the same memory.
     """
     size = 8
-    slot_heads = slot_of(engine_of(TABLE, vocab_size=size), max_rows=1).heads
+    slot_samplers = slot_of(engine_of(TABLE, vocab_size=size), max_rows=1).samplers
     for prompt, *rounds in generations:
-        penalties = Penalties(slot_heads, Settings(min_new_tokens=7, ending_ids=(1, 9)), len(prompt))
-        host = slot_heads.head(samplers.PENALTIES).host
+        penalties = Penalties(slot_samplers, Settings(min_new_tokens=7, ending_ids=(1, 9)), len(prompt))
+        host = slot_samplers.sampler(samplers.PENALTIES).host
         committed = list(prompt)
         for drafted in rounds:
             for step in range(len(drafted) + 1):
@@ -63,7 +63,7 @@ def test_counts_are_those_of_what_is_committed_and_ahead(
 
 
 def test_a_generation_starts_from_what_its_settings_say() -> None:
-    slot_heads = slot_of(engine_of(TABLE, vocab_size=8)).heads
+    slot_samplers = slot_of(engine_of(TABLE, vocab_size=8)).samplers
     first = Settings(
         repetition_penalty=2.0,
         presence_penalty=0.5,
@@ -73,8 +73,8 @@ def test_a_generation_starts_from_what_its_settings_say() -> None:
         min_new_tokens=3,
         ending_ids=(3, 9),
     )
-    Penalties(slot_heads, first, 1).run(1, 1, [5, 5, 6], ())
-    host = slot_heads.head(samplers.PENALTIES).host
+    Penalties(slot_samplers, first, 1).run(1, 1, [5, 5, 6], ())
+    host = slot_samplers.sampler(samplers.PENALTIES).host
     shown = {name: host[name].tolist() for name in host if name not in ("logits", "processed_logits")}
     nothing = -np.inf
     assert shown[samplers.LOGIT_BIAS] == [0, 2, nothing, 0, 0, 0, 0, 0]
@@ -86,7 +86,7 @@ def test_a_generation_starts_from_what_its_settings_say() -> None:
         [0.5],
         [0.25],
     ]
-    Penalties(slot_heads, Settings(), 1)
+    Penalties(slot_samplers, Settings(), 1)
     for name in (samplers.LOGIT_BIAS, samplers.CONTEXT_COUNTS, samplers.OUTPUT_COUNTS):
         assert host[name].tolist() == [0] * 8
     assert host[samplers.ENDING_LIMIT].tolist() == [np.inf] * 8

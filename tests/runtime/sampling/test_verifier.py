@@ -1,4 +1,4 @@
-"""The judges' use of heads: which random numbers they give, and the second head of a large nucleus."""
+"""The verifies' use of samplers: which random numbers they give, and the second sampler of a large nucleus."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from specrt.engines import numpy_samplers, samplers
 from specrt.engines.contract import LOGITS, ModelSpec
-from specrt.engines.fake import FakeHead
+from specrt.engines.fake import FakeSampler
 from specrt.engines.interface import Array, Binding
 from specrt.runtime.sampling import verifier
-from specrt.runtime.sampling.samplers import HeadEngines
+from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
 from tests.runtime.fakes import PROMPT, hashed_logits, noisy, pair_of
@@ -26,7 +26,7 @@ DRAFT = noisy(TABLE, 2, VOCAB_SIZE, 0.125)
 SETTINGS = Settings(temperature=1.0, seed=5, draft="model", num_speculative_tokens=5, max_new_tokens=60)
 
 
-class Spy(FakeHead):
+class Spy(FakeSampler):
     """Notes the random rows that draws and rules are given."""
 
     used: ClassVar[list[tuple[float, ...]]] = []
@@ -39,7 +39,7 @@ class Spy(FakeHead):
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_no_draw_and_no_decision_uses_a_number_twice(rule: str) -> None:
-    """K drafted ids are judged again after a rejection, with other numbers; draft and target share none."""
+    """K drafted ids are verified again after a rejection, with other numbers; draft and target share none."""
     Spy.used.clear()
     done = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=Spy).run(replace(SETTINGS, rule=rule))
     assert len(Spy.used) == 1 + done.stats.drafted + done.stats.drafted + done.stats.rounds
@@ -58,7 +58,7 @@ def test_match_uses_the_numbers_of_the_position_for_draft_and_target(reproducibl
     assert len(Spy.used) > len(expected) + done.stats.drafted
 
 
-class FewSorted(FakeHead):
+class FewSorted(FakeSampler):
     """As if the nuclei of many rows were larger than what a filter sorts: the next one must find them.
 
     ``filter`` leaves the rows whose first logit is below 2, ``filter-wide`` those below 0.
@@ -92,17 +92,17 @@ class FewSorted(FakeHead):
 def test_a_nucleus_larger_than_what_is_sorted_is_found(rule: str, penalties: dict[str, Any]) -> None:
     loaded: dict[str, list[FewSorted]] = {samplers.FILTER: [], samplers.FILTER_WIDE: [], samplers.NUCLEUS: []}
 
-    def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeHead:
+    def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeSampler:
         if name not in loaded:
-            return FakeHead(spec, name, vocab_size)
+            return FakeSampler(spec, name, vocab_size)
         loaded[name].append(FewSorted(spec, name, vocab_size))
         return loaded[name][-1]
 
-    three_heads, one_head = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=load), pair_of(TABLE, DRAFT, VOCAB_SIZE)
+    three_samplers, one_sampler = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=load), pair_of(TABLE, DRAFT, VOCAB_SIZE)
     settings = replace(SETTINGS, rule=rule, top_p=0.9, min_p=0.01, **penalties)
     for changed in (settings, replace(settings, rule="match"), settings):
-        assert three_heads.run(changed).rounds == one_head.run(changed).rounds
-    few, more, all_of_them = (sum(head.num_runs for head in both) for both in loaded.values())
+        assert three_samplers.run(changed).rounds == one_sampler.run(changed).rounds
+    few, more, all_of_them = (sum(sampler.num_runs for sampler in both) for both in loaded.values())
     assert few > more > all_of_them > 0
     assert [len(both) for both in loaded.values()] == [2, 2, 2]  # the target's and the draft's
 
@@ -111,9 +111,9 @@ def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monke
     monkeypatch.setattr(verifier, "NUM_SORTED", 8)
     loaded: list[str] = []
 
-    def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeHead:
+    def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeSampler:
         loaded.append(name)
-        return FakeHead(spec, name, vocab_size)
+        return FakeSampler(spec, name, vocab_size)
 
     pair = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=load)
     for top_k, has_first in [(9, False), (8, True), (9, True)]:
@@ -124,16 +124,16 @@ def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monke
 
 @pytest.mark.parametrize("rule", ["match", "token", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_head_is_opened_in_a_round(rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sampler_is_opened_in_a_round(rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not those that only rare rows need: loading and binding belong before the first token."""
     opened: list[str] = []
-    open_head = HeadEngines.open
+    open_sampler = SamplerEngines.open
 
-    def noted(self: HeadEngines, name: str, shared: Mapping[str, Array]) -> Binding:
+    def noted(self: SamplerEngines, name: str, shared: Mapping[str, Array]) -> Binding:
         opened.append(name)
-        return open_head(self, name, shared)
+        return open_sampler(self, name, shared)
 
-    monkeypatch.setattr(HeadEngines, "open", noted)
+    monkeypatch.setattr(SamplerEngines, "open", noted)
     pair = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=FewSorted)
     settings = replace(SETTINGS, rule=rule, temperature=temperature, top_p=0.9, repetition_penalty=1.5)
     counts: list[int] = []

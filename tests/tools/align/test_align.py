@@ -138,5 +138,5 @@ def test_sampling_needs_a_draft_with_probabilities(tiny_bundle: Path, monkeypatc
 
     manifest = replace(manifest_from_bundle(tiny_bundle), draft=DraftEntry("ngram", None))
     monkeypatch.setattr("specrt.runtime.runtime.manifest_from_bundle", lambda bundle: manifest)
-    with pytest.raises(UsageError, match="judged on greedy text"):
+    with pytest.raises(UsageError, match="verified on greedy text"):
         align(tiny_bundle, PROMPTS, 4, 0.7, threads=1)

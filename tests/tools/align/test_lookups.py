@@ -17,7 +17,7 @@ TEXT = [1, 2, 3, 4, 1, 2, 3, 9, 7]
         (5, 3, Lookup(1, 3, 2)),  # after 1: 2 3 4, the text says 2 3 9
         (6, 3, Lookup(2, 3, 1)),
         (6, 1, Lookup(2, 1, 1)),
-        (7, 3, Lookup(3, 2, 0)),  # two tokens are left to judge
+        (7, 3, Lookup(3, 2, 0)),  # two tokens are left to verify
         (5, 0, Lookup(1, 0, 0)),
         (8, 3, Lookup(0, 0, 0)),
     ],

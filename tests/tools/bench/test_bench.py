@@ -1,4 +1,4 @@
-"""Benches of real contenders: their ids, what does not fit, the passes, the tokens that the time allows."""
+"""Benches of real methods: their ids, what does not fit, the passes, the tokens that the time allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import DraftEntry, manifest_from_bundle
 from specrt.tools.bench.bench import described, run_bench
 from specrt.tools.bench.methods import (
-    choose_contenders,
+    choose_methods,
 )
 from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.bench.tables import remarks
@@ -26,11 +26,11 @@ from tests.tools.bench.benches import MACHINE, PROMPTS
     ("names", "one_at_a_time"), [("eager,plain,model", False), ("eager,assisted,lookup,plain,ngram,model", True)]
 )
 def test_every_contender_gives_the_ids_of_transformers(tiny_bundle: Path, names: str, one_at_a_time: bool) -> None:
-    contenders = choose_contenders(names, manifest_from_bundle(tiny_bundle))
+    methods = choose_methods(names, manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=24, repeats=2, ignore_eos=True, one_at_a_time=one_at_a_time)
     steps: list[str] = []
-    bench = run_bench(tiny_bundle, contenders, PROMPTS, settings, MACHINE, steps.append)
-    assert [(row.contender, row.equal_prompts) for row in bench.scores] == [(c.name, 2) for c in contenders]
+    bench = run_bench(tiny_bundle, methods, PROMPTS, settings, MACHINE, steps.append)
+    assert [(row.method, row.equal_prompts) for row in bench.scores] == [(c.name, 2) for c in methods]
     assert {row.completion_tokens for row in bench.scores} == {48}
     assert sum(step.startswith("loading") for step in steps) == 1 + one_at_a_time
     assert len(bench.processes) == (2 if one_at_a_time else 3)
@@ -39,7 +39,7 @@ def test_every_contender_gives_the_ids_of_transformers(tiny_bundle: Path, names:
     assert min(row.peak_bytes for row in bench.scores) > 20 << 20
     assert all(0 < row.first_token_ms < row.seconds * 1e3 for row in bench.scores)
     stored = json.loads(json.dumps(bench.as_dict()))
-    assert stored["scores"][0]["contender"] == "eager"
+    assert stored["scores"][0]["method"] == "eager"
 
 
 def test_the_pair_is_named_with_its_weights(tiny_bundle: Path) -> None:
@@ -63,22 +63,22 @@ def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Pat
     elsewhere = tmp_path / "moved"
     elsewhere.symlink_to(manifest_from_bundle(tiny_bundle).target.source)
     names = "eager,eager-bf16,assisted-bf16,plain"
-    contenders = choose_contenders(names, manifest_from_bundle(tiny_bundle))
+    methods = choose_methods(names, manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=12, repeats=1, sources={"target": str(elsewhere)})
-    bench = run_bench(tiny_bundle, contenders, PROMPTS, settings, MACHINE)
-    assert [row.contender for row in bench.scores] == names.split(",") and bench.failed == {}
+    bench = run_bench(tiny_bundle, methods, PROMPTS, settings, MACHINE)
+    assert [row.method for row in bench.scores] == names.split(",") and bench.failed == {}
     assert bench.started["eager-bf16"]["dtype"] == "torch.bfloat16"
     assert bench.scores[0].equal_prompts == bench.scores[-1].equal_prompts == 2
     moved = Settings(4, 1, max_new_tokens=12, repeats=1, sources={"target": str(tmp_path / "none")})
     with pytest.raises(SpecrtError, match=r"transformers fp32: .*none"):
-        run_bench(tiny_bundle, contenders, PROMPTS, moved, MACHINE)
+        run_bench(tiny_bundle, methods, PROMPTS, moved, MACHINE)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU; no g++ found")
 @pytest.mark.slow
 def test_a_compiled_eager_gives_the_same_ids(tiny_bundle: Path) -> None:
-    contenders = choose_contenders("eager-compiled,plain", manifest_from_bundle(tiny_bundle))
-    bench = run_bench(tiny_bundle, contenders, PROMPTS, Settings(4, 1, max_new_tokens=12, repeats=1), MACHINE)
+    methods = choose_methods("eager-compiled,plain", manifest_from_bundle(tiny_bundle))
+    bench = run_bench(tiny_bundle, methods, PROMPTS, Settings(4, 1, max_new_tokens=12, repeats=1), MACHINE)
     assert [row.equal_prompts for row in bench.scores] == [2, 2]
     assert bench.started["eager-compiled"]["compiled"] is True
 
@@ -109,7 +109,7 @@ def test_tokens_follow_from_the_time() -> None:
 
 def test_k_beyond_the_bundle_is_refused_before_anything_is_loaded(tiny_bundle: Path) -> None:
     steps: list[str] = []
-    contenders = choose_contenders("plain", manifest_from_bundle(tiny_bundle))
+    methods = choose_methods("plain", manifest_from_bundle(tiny_bundle))
     with pytest.raises(UsageError, match="k: got 5, this bundle was exported for 1 to 4"):
-        run_bench(tiny_bundle, contenders, [Prompt("a", "a")], Settings(5, 1), MACHINE, steps.append)
+        run_bench(tiny_bundle, methods, [Prompt("a", "a")], Settings(5, 1), MACHINE, steps.append)
     assert steps == []

@@ -25,7 +25,7 @@ from tests.tools.bench.benches import MACHINE
 
 def test_the_lineup_of_the_command(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    names = [contender.name for contender in lineup_of("eager,assisted", manifest)]
+    names = [method.name for method in lineup_of("eager,assisted", manifest)]
     assert names == ["eager", "assisted", "plain", "auto", "ngram", "model"]
 
 
@@ -52,7 +52,7 @@ def test_the_readme_table_comes_out_of_a_bench(tiny_bundle: Path, tmp_path: Path
     table, _, after = rest.partition(end)
     assert before == readme.partition(begin)[0] and after == readme.partition(end)[2]
     for row in bench["scores"]:
-        assert f"| {row['contender']} | {row['tokens_per_s']:.1f} |" in table
+        assert f"| {row['method']} | {row['tokens_per_s']:.1f} |" in table
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table
 
 
@@ -91,7 +91,7 @@ def test_a_bench_that_was_killed_goes_on_with_what_real_workers_had_answered(tin
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     bench = json.loads(stored.read_text())
-    rows = {row["contender"]: row for row in bench["scores"]}
+    rows = {row["method"]: row for row in bench["scores"]}
     assert rows[name]["peak_bytes"] == 10**15
     assert {row["equal_prompts"] for row in rows.values()} == {3} and bench["repeats"] == 3
     assert not partial.exists()
@@ -113,7 +113,7 @@ def test_every_kind_of_prompt_comes_before_any_kind_s_second(tmp_path: Path) -> 
     [
         (["--resume"], "give the same --json"),
         (["--json", "nowhere/x.json"], "its folder does not exist"),
-        (["--baseline", "fast"], "contenders: got 'fast'"),
+        (["--baseline", "fast"], "methods: got 'fast'"),
         (["--categories", "poetry"], "categories: got 'poetry'"),
         (["--categories", "chat", "--prompts", "x.txt"], "leave one out"),
         (["--budget-minutes", "-1"], "expected minutes, or 0 for no limit"),

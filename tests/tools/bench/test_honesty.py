@@ -1,4 +1,4 @@
-"""Contenders that lie, are slow or fail are told for what they are; interruption; the order of the turns."""
+"""Methods that lie, are slow or fail are told for what they are; interruption; the order of the turns."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.tools.bench import methods as contenders_module
+from specrt.tools.bench import methods as methods_module
 from specrt.tools.bench.bench import run_bench
 from specrt.tools.bench.journal import Journal
 from specrt.tools.bench.methods import (
     Answer,
-    Contender,
+    Method,
     Worker,
 )
 from specrt.tools.bench.records import Bench, Settings
@@ -55,20 +55,20 @@ for line in sys.stdin:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Contenders whose processes are a script; gives a way to bench them against an honest ``plain``."""
+    """Methods whose processes are a script; gives a way to bench them against an honest ``plain``."""
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
 
-    def start(bundle: Path, group: list[Contender], threads: int, sources: Any) -> Worker:
+    def start(bundle: Path, group: list[Method], threads: int, sources: Any) -> Worker:
         kind = group[0].name
         return Worker(kind, [sys.executable, str(script), json.dumps({"kind": kind})])
 
-    monkeypatch.setattr(contenders_module, "_start", start)
+    monkeypatch.setattr(methods_module, "_start", start)
     monkeypatch.setattr("specrt.tools.bench.work.read_bandwidth", lambda threads: 1e9)
 
     def bench(bundle: Path, *kinds: str, **options: Any) -> Bench:
-        honest = Contender("plain", "specrt", "bundle")
-        lineup = [honest, *(Contender(kind, "transformers", "fp32", "model") for kind in kinds)]
+        honest = Method("plain", "specrt", "bundle")
+        lineup = [honest, *(Method(kind, "transformers", "fp32", "model") for kind in kinds)]
         settings = Settings(4, 1, options.pop("tokens", 8), options.pop("repeats", 1), **options.pop("settings", {}))
         return run_bench(bundle, lineup, PROMPTS, settings, MACHINE, required=["plain"], **options)
 
@@ -116,7 +116,7 @@ def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes:
 
 def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "broken", "fainting")
-    assert [row.contender for row in bench.scores] == ["plain"]
+    assert [row.method for row in bench.scores] == ["plain"]
     assert bench.failed["broken"] == "broken: no such model"
     assert "fainting: its process ended with status 1 (out of memory)" in bench.failed["fainting"]
     assert any(line.startswith("fainting is missing: ") for line in remarks(bench))
@@ -186,5 +186,5 @@ def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, 
     order = [step.split(":")[0] for step in steps if "repeat" in step]
     blocks = [tuple(order[i : i + 2]) for i in range(0, 16, 2)]
     assert set(blocks) == {("plain", "other"), ("other", "plain")}
-    firsts = [order_of([Contender(c, "", "") for c in "abc"], 0, index)[0].name for index in range(300)]
+    firsts = [order_of([Method(c, "", "") for c in "abc"], 0, index)[0].name for index in range(300)]
     assert all(80 <= firsts.count(name) <= 120 for name in "abc")  # fixed by the seed; 100 each, deviation 8

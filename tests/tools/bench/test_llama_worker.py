@@ -1,4 +1,4 @@
-"""llama.cpp as a contender: what is missing is told, ids that a stream leaves out are found, a real model answers."""
+"""llama.cpp as a method: what is missing is told, ids that a stream leaves out are found, a real model answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specrt.engines.errors import SourceError, SpecrtError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.bench import run_bench
 from specrt.tools.bench.llama_worker import check_llama_cpp, merged
-from specrt.tools.bench.methods import Worker, choose_contenders, needed_bytes
+from specrt.tools.bench.methods import Worker, choose_methods, needed_bytes
 from specrt.tools.bench.records import Settings
 from specrt.tools.bench.tables import remarks
 from specrt.tools.cli import main
@@ -63,7 +63,7 @@ def test_the_gguf_file_is_the_bundles_source_or_the_one_that_is_named(tiny_bundl
 
 def test_the_memory_of_four_bits_is_less_than_that_of_fp32(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    quantized, whole = (needed_bytes(manifest, choose_contenders(name, manifest)) for name in ("llama.cpp", "eager"))
+    quantized, whole = (needed_bytes(manifest, choose_methods(name, manifest)) for name in ("llama.cpp", "eager"))
     assert quantized < whole
 
 
@@ -120,11 +120,11 @@ def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bund
 @pytest.mark.model
 @needs_package
 def test_other_ids_are_reported_and_no_error(tiny_bundle: Path, smollm2: Path) -> None:
-    contenders = choose_contenders("plain,llama.cpp", manifest_from_bundle(tiny_bundle))
+    methods = choose_methods("plain,llama.cpp", manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=8, repeats=1, sources={"gguf": str(smollm2)})
-    bench = run_bench(tiny_bundle, contenders, PROMPTS, settings, MACHINE)
+    bench = run_bench(tiny_bundle, methods, PROMPTS, settings, MACHINE)
     row = bench.scores[1]
-    assert (row.contender, row.equal_prompts, bench.failed) == ("llama.cpp", 0, {})
+    assert (row.method, row.equal_prompts, bench.failed) == ("llama.cpp", 0, {})
     assert row.tokens_per_s > 0 and row.gap_ms["p50"] > 0 and 0 < row.first_token_ms < row.seconds * 1e3
     said = "\n".join(remarks(bench))
     assert "llama.cpp does not say what plain says: a, position" in said

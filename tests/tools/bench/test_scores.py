@@ -1,4 +1,4 @@
-"""Scores: figures from hand-made timings, contenders that lie or are slow, acceptance by position."""
+"""Scores: figures from hand-made timings, methods that lie or are slow, acceptance by position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def answer(ids: list[int], seconds: float, first: float = 0.0, rounds: list[tupl
 
 
 def scores(**answers: list[list[Answer]]) -> dict[str, Score]:
-    return {row.contender: row for row in score(answers, PROMPTS, [10, 400])}
+    return {row.method: row for row in score(answers, PROMPTS, [10, 400])}
 
 
 def repeated(ids: list[int], *seconds: float) -> list[Answer]:
@@ -86,7 +86,7 @@ def test_other_ids_are_reported_with_their_place() -> None:
 
 
 def test_ending_early_is_reported_and_earns_nothing() -> None:
-    """A contender that drops half of its tokens and takes half of the time is no faster."""
+    """A method that drops half of its tokens and takes half of the time is no faster."""
     liar = [repeated([1, 2], 1.0), repeated([5], 0.5)]
     row = scores(eager=EAGER, model=liar)["model"]
     assert row.ratio_to == {"eager": 1.0}
@@ -191,13 +191,13 @@ def test_ratios_by_length() -> None:
 
 
 def test_sampled_ids_are_compared_among_ours_only() -> None:
-    """transformers draws with another generator; specrt's contenders share a seed and must agree."""
+    """transformers draws with another generator; specrt's methods share a seed and must agree."""
     texts = {
         "eager": [[answer([9], 1.0)], [answer([9], 1.0)]],
         "plain": [[answer([1], 1.0)], [answer([2], 1.0)]],
         "ngram": [[answer([1], 1.0)], [answer([3], 1.0)]],
     }
-    rows = {row.contender: row for row in score(texts, PROMPTS, [1, 1], temperature=0.7)}
+    rows = {row.method: row for row in score(texts, PROMPTS, [1, 1], temperature=0.7)}
     assert {name: row.equal_prompts for name, row in rows.items()} == {"eager": 2, "plain": 2, "ngram": 1}
 
 

@@ -1,4 +1,4 @@
-"""Contenders in processes: they answer, fail, end with their owner, and share a process where they can."""
+"""Methods in processes: they answer, fail, end with their owner, and share a process where they can."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.methods import (
-    Lineup,
     Worker,
-    choose_contenders,
+    WorkerPool,
+    choose_methods,
     needed_bytes,
     own_or_shared,
     processes,
@@ -102,7 +102,7 @@ def test_a_waiting_worker_uses_no_cpu(tiny_bundle: Path) -> None:
 
 def test_contenders_of_the_same_weights_share_a_process(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    groups = processes(choose_contenders("eager,plain,eager-bf16,assisted,model", manifest))
+    groups = processes(choose_methods("eager,plain,eager-bf16,assisted,model", manifest))
     assert [[c.name for c in group] for group in groups] == [["eager", "assisted"], ["plain", "model"], ["eager-bf16"]]
     fp32, _, bf16 = (needed_bytes(manifest, group) for group in groups)
     assert fp32 - bf16 == manifest.target.weights_bytes // 2
@@ -110,19 +110,19 @@ def test_contenders_of_the_same_weights_share_a_process(tiny_bundle: Path) -> No
 
 def test_processes_are_shared_where_memory_is_short(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    contenders = choose_contenders("eager,assisted,plain", manifest)
-    assert own_or_shared(manifest, contenders, 1 << 40) == [[c] for c in contenders]
-    assert own_or_shared(manifest, contenders, 1 << 20) == processes(contenders)
+    methods = choose_methods("eager,assisted,plain", manifest)
+    assert own_or_shared(manifest, methods, 1 << 40) == [[c] for c in methods]
+    assert own_or_shared(manifest, methods, 1 << 20) == processes(methods)
 
 
 def test_unknown_contenders_are_refused(tiny_bundle: Path) -> None:
-    with pytest.raises(UsageError, match=r"^contenders: got 'fast', expected some of eager"):
-        choose_contenders("eager,fast", manifest_from_bundle(tiny_bundle))
+    with pytest.raises(UsageError, match=r"^methods: got 'fast', expected some of eager"):
+        choose_methods("eager,fast", manifest_from_bundle(tiny_bundle))
 
 
 def test_a_lineup_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path: Path) -> None:
-    contenders = choose_contenders("plain", manifest_from_bundle(tiny_bundle))
+    methods = choose_methods("plain", manifest_from_bundle(tiny_bundle))
     before = len(psutil.Process().children())
     with pytest.raises(SpecrtError, match="specrt bundle"):
-        Lineup(tmp_path / "none", [contenders], 1)
+        WorkerPool(tmp_path / "none", [methods], 1)
     assert len(psutil.Process().children()) == before

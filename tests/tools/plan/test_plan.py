@@ -91,8 +91,8 @@ def test_acceptance_comes_from_align_or_bench(tmp_path: Path) -> None:
     file.write_text(json.dumps({"scores": rows}))
     assert acceptance_from_file(file) == (0.7,)
     named = [
-        {"contender": "model", "acceptance_by_position": [0.6]},
-        {"contender": "ngram", "acceptance_by_position": [0.5]},
+        {"method": "model", "acceptance_by_position": [0.6]},
+        {"method": "ngram", "acceptance_by_position": [0.5]},
         *rows,
     ]
     file.write_text(json.dumps({"scores": named}))
@@ -110,10 +110,10 @@ def test_from_a_bench_that_was_run(tiny_bundle: Path, tmp_path: Path) -> None:
     options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "12"]
     run = CliRunner().invoke(main, ["bench", str(tiny_bundle), *options, "--num-runs", "1", "--json", str(stored)])
     assert run.exit_code == 0, run.output
-    scores = {row["contender"]: row for row in json.loads(stored.read_text())["scores"]}
+    scores = {row["method"]: row for row in json.loads(stored.read_text())["scores"]}
     source = manifest_from_bundle(tiny_bundle).target.source
-    for draft, contender in ((source, "model"), ("ngram", "ngram")):
-        measured = scores[contender]["acceptance_by_position"]
+    for draft, method in ((source, "model"), ("ngram", "ngram")):
+        measured = scores[method]["acceptance_by_position"]
         options = ["--draft", draft, "--device", "l4", "--max-seq-len", "512", "--from", str(stored), "--json"]
         run = CliRunner().invoke(main, ["plan", source, *options], standalone_mode=False)
         if not measured:  # n-grams found nothing to draft in so short a text

@@ -18,7 +18,7 @@ BENCH = {
     "created_utc": "2026-11-30T04:00:00+00:00",
     "scores": [
         {
-            "contender": name,
+            "method": name,
             "tokens_per_s": speed,
             "decode_tokens_per_s": None,
             "ratio_to": {"plain": speed / 40},

@@ -83,12 +83,12 @@ def test_the_sample_is_of_the_contender_that_chooses_k(tiny_bundle: Path) -> Non
 
     prompts = [Prompt(name, "") for name in "xyz"]
     found = sample_of({"plain": answers(0), "auto": answers(3), "ngram": answers(4)}, prompts, codec)
-    assert found is not None and (found.contender, found.prompt, found.drafted) == ("auto", "z", (3,) * 5)
+    assert found is not None and (found.method, found.prompt, found.drafted) == ("auto", "z", (3,) * 5)
     short = [[Answer((30, 31, 32), 1.0, (), ((2, 2),))], *answers(3)[:2]]  # a text of one round shows nothing
     found = sample_of({"auto": short}, prompts, codec)
     assert found is not None and found.prompt == "y"
     found = sample_of({"auto": answers(0), "model": answers(4), "plain": answers(0)}, prompts, codec)
-    assert found is not None and found.contender == "model"
+    assert found is not None and found.method == "model"
     assert sample_of({"plain": answers(0)}, prompts, codec) is None
 
 

@@ -29,14 +29,14 @@ def test_lookups_are_counted_as_they_would_have_been_judged() -> None:
     """The text 1 2 3 4 | 1 2 3 9: after 1 it goes on with 2 3, as drafted, and then otherwise."""
     counts = counts_of([1, 2, 3, 4, 1, 2, 3, 9, 7], 4, 3)
     after_1, after_1_2, after_1_2_3 = (counts[ngram_source(size)] for size in (1, 2, 3))
-    assert (after_1.judged, after_1.accepted) == ([1, 1, 1], [1, 1, 0])
-    assert (after_1_2.judged, after_1_2.accepted) == ([1, 1, 0], [1, 0, 0])
-    assert (after_1_2_3.judged, after_1_2_3.accepted) == ([1, 0, 0], [0, 0, 0])
+    assert (after_1.verified, after_1.accepted) == ([1, 1, 1], [1, 1, 0])
+    assert (after_1_2.verified, after_1_2.accepted) == ([1, 1, 0], [1, 0, 0])
+    assert (after_1_2_3.verified, after_1_2_3.accepted) == ([1, 0, 0], [0, 0, 0])
 
 
 def test_tokens_beyond_the_text_are_not_judged() -> None:
     count = counts_of([1, 2, 3, 4, 1, 2], 4, 5)[ngram_source(1)]
-    assert (count.judged, count.accepted) == ([1, 0, 0, 0, 0], [1, 0, 0, 0, 0])
+    assert (count.verified, count.accepted) == ([1, 0, 0, 0, 0], [1, 0, 0, 0, 0])
 
 
 def test_rates_lean_on_what_is_assumed_only_where_little_was_judged() -> None:
@@ -58,11 +58,11 @@ def test_generation_goes_by_the_tuning(tiny_bundle: Path, tmp_path: Path) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with specrt.load(bundle, threads=1) as runtime:
-            assert runtime.experience.target.as_dict() == {int(w): ms for w, ms in tuning["target_ms"].items()}
-            assert runtime.experience.acceptance[MODEL].rates() == pytest.approx(tuning["acceptance"][MODEL], abs=0.01)
+            assert runtime.estimates.target.as_dict() == {int(w): ms for w, ms in tuning["target_ms"].items()}
+            assert runtime.estimates.acceptance[MODEL].rates() == pytest.approx(tuning["acceptance"][MODEL], abs=0.01)
     with pytest.warns(UserWarning, match="measured with threads 1, here it is 2; measure again"):
         other = specrt.load(bundle, threads=2)
-    assert not other.experience.target.is_known
+    assert not other.estimates.target.is_known
 
 
 @pytest.fixture

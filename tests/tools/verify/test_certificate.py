@@ -8,7 +8,7 @@ import pytest
 
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.runtime.sampling.verifier import Judge
+from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.target import Draft
 from specrt.tools.verify.certificate import Certificate, certify
 from tests.tiny import save_tiny_model
@@ -52,12 +52,12 @@ def test_a_draft_s_cache_off_by_one_is_found(tiny_bundle: Path, monkeypatch: pyt
 
 def test_a_rule_that_accepts_everything_is_found(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(ExportOptions(str(model), tmp_path / "b", "self:int4", 3))
-    judge = Judge.judge
+    verifier = Verifier.verify
 
     def lenient(
-        self: Judge, width: int, rows: int, committed: list[int], drafted: list[int], *more: bool
+        self: Verifier, width: int, rows: int, committed: list[int], drafted: list[int], *more: bool
     ) -> tuple[int, int]:
-        return len(drafted), judge(self, width, rows, committed, drafted, *more)[1]
+        return len(drafted), verifier(self, width, rows, committed, drafted, *more)[1]
 
-    monkeypatch.setattr(Judge, "judge", lenient)
+    monkeypatch.setattr(Verifier, "verify", lenient)
     assert {"greedy: model, K = 3", "seed-exact: T = 0.7"} <= set(failed(certificate(tmp_path / "b")))

@@ -74,7 +74,7 @@ def test_absent_keys_have_llama_cpp_s_defaults(tmp_path: Path) -> None:
     assert (found.num_key_value_heads, found.head_dim, found.rope_parameters["rope_theta"]) == (4, 16, 10000.0)
 
 
-def test_a_llama_without_kv_heads_has_its_rows_in_order(tmp_path: Path) -> None:
+def test_a_llama_without_kv_samplers_has_its_rows_in_order(tmp_path: Path) -> None:
     """transformers' loader leaves the rows of q and k interleaved when attention.head_count_kv is absent."""
     model = model_of(config_of("llama", num_key_value_heads=4))
     path = write_gguf(tmp_path / "model.gguf", model, keys={"attention.head_count_kv": None})
