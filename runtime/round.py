@@ -28,7 +28,7 @@ Watch = Callable[[int], bool]
 def generate_tokens(
     tokens: list[int],
     target: Target,
-    drafter: Drafter | None,
+    drafter: Drafter,
     limits: Limits,
     stats: Stats,
     watch: Watch = lambda token: False,
@@ -49,27 +49,23 @@ def generate_tokens(
     _, first = target.verify(tokens, ())
     stats.prefill_ms += _ms_since(started)
     yield commit([first])
-    if drafter is not None and stats.finish_reason is None and end - len(tokens) > 1:
+    if stats.finish_reason is None and end - len(tokens) > 1:
         started = time.perf_counter()
         drafter.propose(tokens[:-1], 0)
         stats.prefill_ms += _ms_since(started)
     while stats.finish_reason is None:
-        k = min(limits.k, end - len(tokens) - 1) if drafter is not None else 0
-        yield _round(tokens, target, drafter, k, commit, stats)
+        yield _round(tokens, target, drafter, min(limits.k, end - len(tokens) - 1), commit, stats)
 
 
-def _round(
-    tokens: list[int], target: Target, drafter: Drafter | None, k: int, commit: _Commit, stats: Stats
-) -> list[int]:
+def _round(tokens: list[int], target: Target, drafter: Drafter, k: int, commit: _Commit, stats: Stats) -> list[int]:
     started = time.perf_counter()
-    drafted = drafter.propose(tokens, k) if drafter is not None and k > 0 else []
+    drafted = drafter.propose(tokens, k) if k > 0 else []
     drafted_at = time.perf_counter()
-    accepted, own = target.verify(tokens, drafted, drafter is None or drafter.is_sampled)
+    accepted, own = target.verify(tokens, drafted, drafter.is_sampled)
     verified_at = time.perf_counter()
     emitted = commit([*drafted[:accepted], own])
     target.rollback(len(tokens))
-    if drafter is not None:
-        drafter.rollback(len(tokens))
+    drafter.rollback(len(tokens))
     stats.count_round(len(drafted), accepted, len(emitted))
     stats.draft_ms += (drafted_at - started) * 1e3
     stats.verify_ms += (verified_at - drafted_at) * 1e3

@@ -14,7 +14,7 @@ from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
-from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
@@ -140,7 +140,7 @@ class Runtime:
             slot.draft = self._new_draft()
         return slot
 
-    def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter | None]:
+    def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter]:
         """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
         samplers = slot.target.samplers
@@ -148,7 +148,7 @@ class Runtime:
         target = Target(slot.target.model, Verifier(samplers, settings, len(prompt)), logprobs)
         model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
         if not settings.is_adaptive:
-            return target, model or (NGramDrafter() if settings.draft == "ngram" else None)
+            return target, model or (NGramDrafter() if settings.draft == "ngram" else NoDrafter())
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
         end = min(len(prompt) + settings.max_new_tokens, self.manifest.target.spec.max_seq_len)
         return target, AdaptiveDrafter(ngram, model, self.estimates, _min_width(settings), end=end)

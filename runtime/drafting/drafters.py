@@ -1,4 +1,4 @@
-"""Where drafts come from, behind a seam of two methods: ``propose(committed, k)`` and ``commit(num_committed)``."""
+"""Where drafts come from, behind an interface of two methods: ``propose(committed, k)`` and ``rollback(num_committed)``."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ class Drafter(Protocol):
     def rollback(self, num_committed: int) -> None:
         """The sequence now has ``num_committed`` tokens: forget what was drafted beyond them."""
         ...
+
+
+class NoDrafter:
+    """Drafts nothing: plain decoding."""
+
+    is_sampled = True
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``Drafter.propose``."""
+        return []
+
+    def rollback(self, num_committed: int) -> None:
+        """See ``Drafter.rollback``."""
 
 
 class ModelDrafter:
@@ -69,7 +82,7 @@ class ModelDrafter:
         return self._draft.model.binding.elapsed_ms()
 
     def rollback(self, num_committed: int) -> None:
-        """See ``Drafter.commit``."""
+        """See ``Drafter.rollback``."""
         self._draft.rollback(num_committed)
 
     def can_propose(self, committed: Sequence[int]) -> bool:
@@ -119,7 +132,7 @@ class NGramDrafter:
         return next(sizes, 0)
 
     def rollback(self, num_committed: int) -> None:
-        """See ``Drafter.commit``: only committed tokens were indexed, so there is nothing to forget."""
+        """See ``Drafter.rollback``: only committed tokens were indexed, so there is nothing to forget."""
 
     def _index(self, committed: Sequence[int]) -> None:
         """Map each n-gram that ends before the last token to the position that follows it."""

@@ -19,7 +19,7 @@ import numpy as np
 from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
 from specrt.engines.fake import FakeEngine, FakeSampler, NextToken, fake_spec
 from specrt.engines.interface import Array
-from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import Limits, generate_tokens
@@ -190,7 +190,7 @@ def run(
 ) -> Run:
     """Generate to the end; ``between`` is called with the committed tokens after each round."""
     tokens, stats, rounds = list(prompt), Stats(), []
-    for emitted in generate_tokens(tokens, target, drafter, limits, stats):
+    for emitted in generate_tokens(tokens, target, drafter or NoDrafter(), limits, stats):
         rounds.append(list(emitted))
         between(tokens)
     token_ids = tokens[len(prompt) :]

@@ -68,7 +68,7 @@ def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] 
     slot = runtime.open_slot("model")
     committed = [FILLER] * _room(runtime, past)
     _, drafter = runtime.begin(slot, committed, Settings(num_speculative_tokens=1, draft="model"))
-    assert drafter is not None and slot.draft is not None
+    assert slot.draft is not None
     model = slot.draft.model
     model.prefill(committed)
 

@@ -117,7 +117,6 @@ def _acceptance(
         slot = runtime.open_slot("model" if has_model else "none")
         settings = Settings(max_new_tokens, k, "model" if has_model else "ngram")
         target, drafter = runtime.begin(slot, prompt, settings)
-        assert drafter is not None
         tokens = list(prompt)
         watched = _Watched(drafter, counts[MODEL]) if has_model else drafter
         _generate(runtime, target, watched, tokens, max_new_tokens)
