@@ -12,6 +12,7 @@ from specrt.engines.errors import UnsupportedModelError
 from specrt.engines.interface import Array
 from specrt.exporter.parity.reference import mean_kl, whole_logits
 
+LAYER_INDEX = "layer_idx"  # what transformers calls it in the modules of a layer
 _NUM_RANKED = 32  # positions of the reference text that layers are ranked by
 
 
@@ -67,8 +68,8 @@ def _number(layers: Iterable[torch.nn.Module]) -> None:
     """Give every module that knows the index of its layer the index in ``layers``."""
     for number, layer in enumerate(layers):
         for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = number
+            if hasattr(module, LAYER_INDEX):
+                setattr(module, LAYER_INDEX, number)
 
 
 def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

@@ -94,9 +94,7 @@ class Runtime:
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
         measured = (None, None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
         reads = (target.further_reads, entry.further_reads)
-        self.estimates = OnlineEstimates.of(
-            self.manifest.num_speculative_tokens, slopes, *measured, further_reads=reads
-        )
+        self.estimates = OnlineEstimates.of(self.manifest.num_speculative_tokens, slopes, *measured, reads)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.

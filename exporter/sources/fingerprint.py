@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,13 +25,16 @@ class Fingerprint:
         """Take ``tensor``, of any shape and dtype, under the name that its file gives."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = ",".join(map(str, tensor.shape))
-        self._lines.append(
-            f"{name} {dtype} [{shape}] {hashlib.sha256(memoryview(raw_bytes(tensor).numpy())).hexdigest()}"
-        )
+        self._lines.append(f"{name} {dtype} [{shape}] {_sha256(tensor)}")
 
     def hexdigest(self) -> str:
         """The fingerprint of what was added, 64 hexadecimal digits."""
         return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    content: Any = raw_bytes(tensor).numpy()
+    return hashlib.sha256(content).hexdigest()
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from specrt.exporter.tracing.state import ExpertsSite, Tracing, current
 IMPLEMENTATION = "specrt"
 EXPERTS_PER_TOKEN = "specrt.experts_per_token"  # key of the node's metadata: the operator's own k is 1
 _NOT_CHOSEN = -1e4  # as a logit, within fp16; that of the chosen expert is 0
-_SILUS = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
+_SILUS: tuple[Any, ...] = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
 
 
 def register_experts() -> None:

@@ -224,7 +224,7 @@ _read_operators = functools.cache(ONNXRegistry.from_torchlib)
 def _operators_read_once() -> Iterator[None]:
     """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
     read = vars(ONNXRegistry)["from_torchlib"]
-    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[assignment, method-assign]
+    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[method-assign]
     try:
         yield
     finally:

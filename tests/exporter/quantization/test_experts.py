@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -27,7 +29,12 @@ def mixture(hidden: int, inner: int) -> tuple[ir.Model, Array, Array]:
         ir.Value(name=name, shape=ir.Shape(array.shape), const_value=ir.tensor(array, name=name))
         for name, array in (("gate_up", gate_up), ("down", down))
     ]
-    attributes = {"k": K, "activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1}
+    attributes: dict[str, Any] = {
+        "k": K,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "normalize_routing_weights": 1,
+    }
     inputs = [*values, weights[0], None, weights[1], None]
     node = ir.node("MoE", inputs, attributes=attributes, domain="com.microsoft")
     node.outputs[0].name = "y"

@@ -72,7 +72,8 @@ def tiny_config_of(model_type: str) -> Any:
     if "text_config" in (getattr(kind, "sub_configs", None) or {}):
         own = _OVERRIDES.get(model_type, {}).get("text_config", {})
         text = hf.Gemma4TextConfig if own else type(kind().get_text_config())
-        return kind(text_config={**_sizes_of(text, model_type), **own})
+        options: dict[str, Any] = {"text_config": {**_sizes_of(text, model_type), **own}}
+        return kind(**options)
     return kind(**_sizes_of(kind, model_type))
 
 
