@@ -33,11 +33,11 @@ lint: install  ## Lint, and check the formatting
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/ruff format --check --quiet $(SOURCES)
 
-format: install  ## Mend what can be mended by machine
+format: install  ## Fix what can be fixed by machine
 	@$(BIN)/ruff check --quiet --fix --exit-zero $(SOURCES)
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
-# Checkers cannot follow the editable install's finder, so they see the unpacked wheel, and the tests beside it.
+# Checkers cannot follow the editable install's finder, so they see the unpacked wheel, and the tests next to it.
 types: install  ## Check the types, strictly
 	@rm -rf build
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .

@@ -1,7 +1,7 @@
 """The memory of one slot, planned: every buffer that target, draft and samplers bind, before anything is allocated.
 
-Follows the way in which slots are opened: a model owns its inputs, logits and KV; every sampler is opened on the model's
-buffers and on what earlier samplers left, by tensor name.
+Follows the way in which slots are opened: a model owns its inputs, logits and KV; every sampler is opened on the
+model's buffers and on what earlier samplers left, by tensor name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specrt.engines.samplers import HOST_WRITTEN, MATCH, sampler_contract
 
 @dataclass(frozen=True)
 class PlannedBuffer:
-    """One bound tensor, ``owner/tensor``, at its largest shape; with an ``alias`` it lies in that buffer's memory."""
+    """One bound tensor, ``owner/tensor``, at its largest shape; with an ``alias`` it is in that buffer's memory."""
 
     name: str
     num_bytes: int
@@ -36,7 +36,7 @@ def plan_slot(
 ) -> tuple[PlannedBuffer, ...]:
     """The buffers of a slot with its draft and these ``samplers`` of both models, opened in this order.
 
-    The backends of a bundle bind the same contract. On a device, what the host writes for a graph lies in one
+    The backends of a bundle bind the same contract. On a device, what the host writes for a graph is in one
     ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
     ``scratch``, whose size only loaded engines can tell. Raises ``BackendError`` for a backend or device that the
     bundle is not for.
@@ -65,7 +65,7 @@ def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
 def _plan_model(
     role: str, entry: ModelEntry, sampler_rows: int, vocab_size: int, samplers: Sequence[str], lent: dict[str, str]
 ) -> list[PlannedBuffer]:
-    """``lent``: memory of another model by the name of the tensor that lies in it."""
+    """``lent``: memory of another model by the name of the tensor that is in it."""
     plan = _plan_graph(role, model_contract(entry.spec), lent)
     memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
     for sampler in samplers:
@@ -82,7 +82,7 @@ def _cache_of(entry: ModelEntry) -> list[str]:
 
 
 def _with_mailboxes(plan: Sequence[PlannedBuffer]) -> list[PlannedBuffer]:
-    """Tensors that the host writes lie in the mailbox of the graph that owns them."""
+    """Tensors that the host writes are in the mailbox of the graph that owns them."""
     mailboxes: dict[str, int] = {}
     placed = []
     for buffer in plan:

@@ -1,7 +1,7 @@
-"""The seam between the round and the backends: ``open(slot)`` gives a binding, ``run(width, rows)``, ``close()``.
+"""The interface between the round and the backends: ``open(slot)`` gives a binding, ``run(width, rows)``, ``close()``.
 
-Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A sampler
-is an engine too: it is opened on the memory of the model pass that it verifies.
+Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A
+sampler is an engine too: it is opened on the memory of the model pass that it verifies.
 
 On a device ``run`` returns before the pass is done. What the host writes goes there by ``upload``, and ``read`` is the
 only place where the host waits. On the CPU all memory is the host's, and both cost nothing.
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class Memory(Protocol):
-    """A tensor's memory, wherever it lies: other bindings may be opened on it. On the CPU it is the array itself."""
+    """A tensor's memory, wherever it is: other bindings may be opened on it. On the CPU it is the array itself."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -54,8 +54,8 @@ class ModelEntry:
 
     ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
     and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
-    that is the same. ``samplers`` maps each sampler's name to its graph. ``quantization`` is ``none``, ``int8``, ``w8a8`` or
-    ``int4``, of the weights. ``adapter`` is what was merged into ``source``.
+    that is the same. ``samplers`` maps each sampler's name to its graph. ``quantization`` is ``none``, ``int8``,
+    ``w8a8`` or ``int4``, of the weights. ``adapter`` is what was merged into ``source``.
     ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
     torch model was compared; a draft that is made of the target's weights has the target's.
     """
@@ -79,7 +79,7 @@ class ModelEntry:
 
     @property
     def weights(self) -> str:
-        """The file that holds its weights. A draft of the target's layers lies beside the target's, and reads that."""
+        """The file that holds its weights. A draft of the target's layers is next to the target's, and reads that."""
         return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
 
     @property
@@ -139,7 +139,7 @@ class FileEntry:
 class Manifest:
     """The whole of ``bundle.json``; ``files`` covers every other file that the export wrote.
 
-    Engines built from the bundle lie beside them, with records of their own (``specrt.engines.trt.record``).
+    Engines built from the bundle are next to them, with records of their own (``specrt.engines.trt.record``).
     ``generation_defaults`` are the sampling settings of the model's own generation config, by specrt's names.
     """
 
@@ -163,7 +163,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def manifest_from_bundle(bundle: Path) -> Manifest:
-    """Read and validate ``bundle.json``. Raises ``BundleError`` with what is wrong and how to mend it."""
+    """Read and validate ``bundle.json``. Raises ``BundleError`` with what is wrong and how to fix it."""
     path = bundle / MANIFEST_NAME
     if not bundle.is_dir():
         raise BundleError(f"{bundle}: no such bundle folder; make one with 'specrt export TARGET -o {bundle}'")

@@ -41,7 +41,7 @@ def penalize(
 ) -> Array:
     """Penalties as in transformers (repetition) and the OpenAI API (presence, frequency). [R, V] f32 -> [R, V] f32
 
-    Row ``i`` counts the drafted ids ``drafted[:i]`` beside the ``*_counts`` [V] of what is committed. Before them the
+    Row ``i`` counts the drafted ids ``drafted[:i]`` next to the ``*_counts`` [V] of what is committed. Before them the
     bias [V] is added, and ``ending_limit`` [V] bounds the first ``num_unending_rows`` rows from above.
     """
     processed = []

@@ -1,4 +1,4 @@
-"""What the weights of a bundle take while it runs, for each backend: beside the buffers that ``plan`` lists."""
+"""What the weights of a bundle take while it runs, for each backend: next to the buffers that ``plan`` lists."""
 
 from __future__ import annotations
 

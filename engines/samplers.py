@@ -6,8 +6,8 @@
        |                        |                                                 tokens, n
        +-> logprobs             +-> match (greedy)
 
-Each arrow is a buffer that the next sampler is opened on. ``R`` rows are verified at once: row ``i`` of the logits follows
-the id fed at ``row_indices[i]``, and the drafted id that it verifies is the one fed at ``row_indices[i + 1]``.
+Each arrow is a buffer that the next sampler is opened on. ``R`` rows are verified at once: row ``i`` of the logits
+follows the id fed at ``row_indices[i]``, and the drafted id that it verifies is the one fed at ``row_indices[i + 1]``.
 Oracles in numpy: ``specrt.engines.numpy_samplers``.
 """
 
@@ -48,7 +48,7 @@ TOP_K = "top_k"
 TOP_P = "top_p"
 MIN_P = "min_p"
 PROBS = "probs"
-THRESHOLD = "threshold"  # of logits / temperature: what lies below is out; top-k's alone where the nucleus is larger
+THRESHOLD = "threshold"  # of logits / temperature: what is below is out; top-k's alone where the nucleus is larger
 NUCLEUS_IS_LARGER = "nucleus_is_larger"  # 1 where ids beyond those that were sorted belong to it
 
 # Judging.

@@ -36,7 +36,7 @@ def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
 
 
 def keep_layers(model: Any, kept: Sequence[int]) -> None:
-    """Take all other layers out of ``model``; those left are numbered anew, in their order."""
+    """Take all other layers out of ``model``; those left are numbered again, in their order."""
     parent, name = place_of_layers(model)
     layers = getattr(parent, name)
     setattr(parent, name, torch.nn.ModuleList([layers[index] for index in kept]))

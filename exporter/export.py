@@ -232,7 +232,7 @@ def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPl
 
 
 def _write(model: ir.Model, plan: ModelPlan, graph: Path, progress: Progress) -> int:
-    """Write the graph and its weights; return the bytes of these, whosever file they lie in."""
+    """Write the graph and its weights; return the bytes of these, whosever file they are in."""
     step = f"{plan.role}: writing"
     if plan.num_layers is None:
         _save(model, graph, step, progress)
@@ -254,7 +254,7 @@ def _trace(model: Any, plan: ModelPlan) -> ir.Model:
 
 
 def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
-    """Write the graph, weights beside it in one file. Tensors become contiguous one at a time."""
+    """Write the graph, weights next to it in one file. Tensors become contiguous one at a time."""
     tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
     progress.step(step, total=sum(tensor.nbytes for tensor in tensors))
     ir.save(

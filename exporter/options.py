@@ -143,7 +143,7 @@ class ExportOptions:
         self._check_stored_as("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype)
 
     def _check_stored_as(self, option: str, quantize: str, dtype: str | None) -> None:
-        """Whether the dialect stores weights as ``quantize`` beside activations in ``dtype``."""
+        """Whether the dialect stores weights as ``quantize`` next to activations in ``dtype``."""
         known, dtypes, reason = _DIALECT_QUANTIZATIONS[self.dialect]
         if quantize not in ("none", *known):
             expected = ", ".join(("none", *known))

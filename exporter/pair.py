@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from specrt.engines.errors import PairError
 
-MEND = "pick a draft of the same family, or --draft ngram"
+FIX = "pick a draft of the same family, or --draft ngram"
 
 
 def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
@@ -55,7 +55,7 @@ def _tokens_by_id(tokenizer: Tokenizer) -> dict[int, str | None]:
 def _mismatch(token_id: int, in_target: str, in_draft: str) -> PairError:
     return PairError(
         f"draft does not share the target's tokenizer: id {token_id} is {in_target} in the target and {in_draft} "
-        f"in the draft; {MEND}"
+        f"in the draft; {FIX}"
     )
 
 

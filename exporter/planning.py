@@ -34,7 +34,7 @@ class ModelPlan:
 
     @property
     def graph(self) -> str:
-        """The graph's place in the bundle. One that shares the target's weights lies beside them."""
+        """The graph's place in the bundle. One that shares the target's weights is next to them."""
         return f"{self.role}/model.onnx" if self.num_layers is None else "target/skip.onnx"
 
     @property

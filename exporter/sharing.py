@@ -1,4 +1,4 @@
-"""Weights that two graphs have in common lie in one file: a draft's graph points into the target's."""
+"""Weights that two graphs have in common are in one file: a draft's graph points into the target's."""
 
 from __future__ import annotations
 

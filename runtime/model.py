@@ -17,7 +17,7 @@ from specrt.engines.contract import (
 )
 from specrt.engines.interface import Array, Engine, Memory
 
-UNKNOWN = -1  # stands for an id that lies on the device and that the host has not read yet
+UNKNOWN = -1  # stands for an id that is on the device and that the host has not read yet
 
 
 class KVCachedModel:

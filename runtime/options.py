@@ -71,7 +71,7 @@ class GenerationOptions:
     * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They see only
       prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
-    * ``logprobs``: that many of the target's most likely ids beside the log-probability of each emitted token.
+    * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and

@@ -92,9 +92,10 @@ class Runtime:
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
-        measured = (None, None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms, tuning.acceptance)
+        times = (None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms)
+        rates = None if tuning is None else tuning.acceptance
         reads = (target.further_reads, entry.further_reads)
-        self.estimates = OnlineEstimates.of(self.manifest.num_speculative_tokens, slopes, *measured, reads)
+        self.estimates = OnlineEstimates.of(self.manifest.num_speculative_tokens, slopes, *times, rates, reads)
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.
@@ -181,7 +182,7 @@ class Runtime:
         self.close()
 
     def _draft_place(self, backend: str | None, device: str | None) -> Placement:
-        """Where the draft runs: beside the target, unless something else is asked for."""
+        """Where the draft runs: next to the target, unless something else is asked for."""
         if self.manifest.draft.kind == "ngram" and (backend or device):
             raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
         chosen = choose_backend(self.manifest, backend or self.backend)

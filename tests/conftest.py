@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the tiny random Llama with itself as the draft, K = 4, context 512; beside it lies its ``model``."""
+    """A bundle of the tiny random Llama with itself as the draft, K = 4, context 512; next to it is its ``model``."""
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
     from tests.tiny import save_tiny_model

@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.model, pytest.mark.slow]
 K = 5
 PAST = (0, 1, 5, 100)
 MAX_BYTES_OVER_WEIGHTS = 1.15
-# Of weights in integers: the engine's bytes over the fp16 weights (docs/gpu.md says what binds int4), and KL in nats.
+# Of weights in integers: the engine's bytes over the fp16 weights (docs/gpu.md says the bottleneck int4), and KL in
+# nats.
 QUANTIZED = {"int4": (0.47, 0.8)}
 
 

@@ -99,7 +99,7 @@ def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options:
 )
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
-    """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins anew, /help lists commands."""
+    """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins again, /help lists commands."""
     place = place_of(options)
     import specrt
     from specrt.tools.chat import Chat
@@ -146,7 +146,7 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
 def tune(bundle: Path, as_json: bool, **options: Any) -> None:
     """Measure passes and drafts of BUNDLE on this machine, so that each round's K is chosen well from the start.
 
-    Takes a minute or a few, beside no other work. The result is kept beside the bundle, as NAME.tuning.json.
+    Takes a minute or a few, next to no other work. The result is kept next to the bundle, as NAME.tuning.json.
     """
     from specrt.engines.codec import to_json
     from specrt.tools.tune.tune import print_tuning

@@ -138,7 +138,7 @@ def _export(plan: Plan, paths: Sequence[Path]) -> Manifest:
 
 
 def _generate(plan: Plan) -> None:
-    """Each prompt as a message to the model, with and without drafts; the prompts stay beside the bundle as files."""
+    """Each prompt as a message to the model, with and without drafts; the prompts stay next to the bundle as files."""
     with specrt.load(plan.bundle) as runtime:
         for prompt in choose_prompts(CATEGORIES):
             file = plan.bundle.parent / f"prompt-{prompt.category}.json"

@@ -37,12 +37,12 @@ _CPU_PROVIDER, _CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing that specrt does: whether it can here, and if not, why and how to mend it."""
+    """One thing that specrt does: whether it can here, and if not, why and how to fix it."""
 
     name: str
     possible: bool
     reason: str
-    mend: str | None
+    fix: str | None
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def _providers() -> tuple[str, ...]:
 
 def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
     missing = [name for name in _EXPORT_MODULES if importlib.util.find_spec(name) is None]
-    mend = None if not missing else "pip install 'specrt[export]'"
-    yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", mend)
+    fix = None if not missing else "pip install 'specrt[export]'"
+    yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", fix)
     has_cpu = _CPU_PROVIDER in providers
     reason = "" if has_cpu else "onnxruntime is not installed"
     yield Ability("run with onnxruntime (CPU)", has_cpu, reason, None if has_cpu else "pip install 'specrt[cpu]'")
@@ -122,11 +122,11 @@ def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
 
 def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
     """The provider is asked for when a bundle is opened; here it is only looked for."""
-    name, mend = "run with onnxruntime (CUDA)", "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+    name, fix = "run with onnxruntime (CUDA)", "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
     if (reason := _no_cuda(gpus)) is not None:
         return Ability(name, False, *reason)
     if _CUDA_PROVIDER not in providers:
-        return Ability(name, False, f"this onnxruntime has no {_CUDA_PROVIDER}", mend)
+        return Ability(name, False, f"this onnxruntime has no {_CUDA_PROVIDER}", fix)
     return Ability(name, True, "", None)
 
 
@@ -135,11 +135,11 @@ def _can_run(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
     if (reason := _no_cuda(gpus)) is not None:
         return Ability(name, False, *reason)
     built = _can_build(backend, gpus)
-    return Ability(name, built.possible, built.reason, built.mend)
+    return Ability(name, built.possible, built.reason, built.fix)
 
 
 def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
-    """Why nothing runs on a GPU, and how to mend it; None where it may."""
+    """Why nothing runs on a GPU, and how to fix it; None where it may."""
     if not gpus:
         return "no NVIDIA GPU is found", None
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
@@ -171,4 +171,4 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
         say("GPU: none found (nvidia-smi lists none)")
     for ability in diagnosis.abilities:
         answer = "yes" if ability.possible else f"no: {ability.reason}"
-        say(f"{ability.name}: {answer}{'; ' + ability.mend if ability.mend else ''}")
+        say(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")

@@ -10,7 +10,9 @@ from specrt.tools.terminal.progress import shown_progress
 
 
 def checked_manifest(bundle: Path, always_hash: bool = False) -> Manifest:
-    """The manifest of a bundle that is whole (``specrt.engines.storage.integrity.check_files``). Raises ``BundleError``."""
+    """The manifest of a bundle that is whole (``specrt.engines.storage.integrity.check_files``). Raises
+    ``BundleError``.
+    """
     manifest = manifest_from_bundle(bundle)
     with shown_progress() as progress:
         check_files(bundle, manifest, always_hash, progress)

@@ -46,7 +46,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
 @click.option("--adapter-revision", help="Commit, branch or tag of a hub adapter.")
-@click.option("--no-adapter", is_flag=True, help="Leave out an adapter that lies in the folder of TARGET or DRAFT.")
+@click.option("--no-adapter", is_flag=True, help="Leave out an adapter that is in the folder of TARGET or DRAFT.")
 @click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
 @click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
 def export(**options: Any) -> None:

@@ -27,13 +27,13 @@ BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, look
 @click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
 @click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft.")
 @click.option("--max-seq-len", type=int, help="Context in tokens.  [default: 2048, or the model's where shorter]")
-@click.option("--past", type=int, help="Cached tokens to reckon with.  [default: half of the context]")
+@click.option("--past", type=int, help="Cached tokens to assume.  [default: half of the context]")
 @click.option("--acceptance", type=float, default=0.8, show_default=True, help="Chance of each drafted token.")
 @click.option("--from", "measured", type=FILE, help="Acceptance by position: the --json of align or bench.")
 @click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **options: Any) -> None:
-    """Foretell what TARGET with a draft takes and gives on a device, from configs alone.
+    """Predict what TARGET with a draft takes and gives on a device, from configs alone.
 
     TARGET and DRAFT are a hub id, a folder with a config.json, that file itself, or a .gguf file; no weight is read.
     """
@@ -138,7 +138,9 @@ def align(
 @click.option("--draft-source", help="The torch model of the draft.  [default: where the bundle came from]")
 @click.option("--gguf", type=FILE, help="What llama.cpp reads.  [default: the .gguf file that the bundle came from]")
 @click.option("--json", "json_file", type=OUTPUT, help="Write everything to this file; needed for --resume.")
-@click.option("--html", "html_file", type=OUTPUT, help="Write a report to this file, and its charts as PNGs beside it.")
+@click.option(
+    "--html", "html_file", type=OUTPUT, help="Write a report to this file, and its charts as PNGs next to it."
+)
 @click.option("--resume", is_flag=True, help="Go on with the interrupted bench of the same --json.")
 def bench(bundle: Path, **options: Any) -> None:
     """Measure BUNDLE's speculation against PyTorch and against plain decoding, and say where it loses.

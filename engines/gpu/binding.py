@@ -19,7 +19,7 @@ _FEW_ITEMS = 16  # more single items are sent as the whole tensor
 class DeviceBinding:
     """See ``specrt.engines.interface.Binding``. Backends give ``_launch``; the lock of the device is held around it.
 
-    What the host writes lies in one block, the mailbox, which goes to the device by one copy.
+    What the host writes is in one block, the mailbox, which goes to the device by one copy.
     """
 
     is_async = True
@@ -146,7 +146,7 @@ class DeviceBinding:
         return next(t for t in (*self.contract.inputs, *self.contract.outputs) if t.name == name)
 
     def address(self, tensor: TensorSpec) -> int:
-        """Where a tensor lies; an output that is an alias, where its input does."""
+        """Where a tensor is; an output that is an alias, where its input does."""
         return self._tensors[tensor.alias or tensor.name].address
 
     def shapes(self, width: int, rows: int) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""A GPU's memory behind the seam: what bindings on a device have in common, whatever library runs their graphs.
+"""A GPU's memory behind the interface: what bindings on a device have in common, whatever library runs their graphs.
 
 The host writes into ordinary memory. An upload copies that into a page-locked area, piece after piece, and enqueues the
 copy from there: the area is used again only after a wait, so nothing is overwritten that was not read yet.

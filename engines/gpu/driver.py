@@ -71,7 +71,9 @@ class RealCuda:
         self._events = (self._call("cudaEventCreate"), self._call("cudaEventCreate"))
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What CUDA's function gives beside its status. Raises ``BackendError``, or ``ResourceError`` out of memory."""
+        """What CUDA's function gives next to its status. Raises ``BackendError``, or ``ResourceError`` out of
+        memory.
+        """
         status, *values = getattr(self._api, name)(*arguments)
         if status != self._api.cudaError_t.cudaSuccess:
             self._fail(name, status, arguments)

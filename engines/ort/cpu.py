@@ -1,4 +1,4 @@
-"""ONNX Runtime behind the seam, on the CPU provider.
+"""ONNX Runtime behind the interface, on the CPU provider.
 
 Every input and output is bound to memory that the binding owns; KV outputs are bound to the memory of their inputs, so
 ``GroupQueryAttention`` appends in place. One ``IOBinding`` for each (width, rows) that recurs is kept.

@@ -1,4 +1,4 @@
-"""ONNX Runtime's CUDA provider behind the seam, on memory that is ours, in the one stream that all work goes to.
+"""ONNX Runtime's CUDA provider behind the interface, on memory that is ours, in the one stream that all work goes to.
 
 No CUDA graphs: ``GroupQueryAttention`` wants ``total_sequence_length`` on the host and chooses its kernels by it, so a
 graph would repeat the length it was captured with; and to replay one, ONNX Runtime 1.32 waits.

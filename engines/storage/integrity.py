@@ -18,7 +18,7 @@ from specrt.engines.storage.home import cache_dir as cache_dir
 
 CHUNK_BYTES = 1 << 22
 LONG_BYTES = 1 << 28  # what takes half a second and more to hash is told
-MEND = "copy the bundle again or export it again"
+FIX = "copy the bundle again or export it again"
 
 
 def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
@@ -48,17 +48,17 @@ def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, pro
     for path, entry in unknown:
         digest = sha256_of(path, progress.advance)
         if digest != entry.sha256:
-            raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {MEND}")
+            raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {FIX}")
         ledger.add(path, entry)
     ledger.save()
 
 
 def _check_size(path: Path, name: str, entry: FileEntry) -> None:
     if not path.is_file():
-        raise BundleError(f"{path}: missing file of the bundle ({name}); {MEND}")
+        raise BundleError(f"{path}: missing file of the bundle ({name}); {FIX}")
     num_bytes = path.stat().st_size
     if num_bytes != entry.num_bytes:
-        raise BundleError(f"{path}: {num_bytes} bytes, expected {entry.num_bytes}; {MEND}")
+        raise BundleError(f"{path}: {num_bytes} bytes, expected {entry.num_bytes}; {FIX}")
 
 
 class _Ledger:

@@ -1,6 +1,7 @@
-"""``specrt build``: the graphs of a bundle become TensorRT engines beside them. Torch-free: it runs on the device.
+"""``specrt build``: the graphs of a bundle become TensorRT engines next to them. Torch-free: it runs on the device.
 
-The engines appear as a whole or not at all, and the record beside them (``specrt.engines.trt.record``) says what they are.
+The engines appear as a whole or not at all, and the record next to them (``specrt.engines.trt.record``) says what they
+are.
 """
 
 from __future__ import annotations

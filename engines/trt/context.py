@@ -32,7 +32,7 @@ class Pass:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def bind(self, profile: int, scratch_bytes: int, addresses: Mapping[str, int]) -> None:
-        """Choose the profile, and say where everything lies: once for all runs."""
+        """Choose the profile, and say where everything is: once for all runs."""
         if scratch_bytes:
             self._context.set_device_memory(*self._device.scratch(scratch_bytes))
         stream = self._device.api.stream

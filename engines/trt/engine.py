@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX engines behind the seam; one file for both modules, chosen by the backend's name.
+"""TensorRT and TensorRT-RTX engines behind the interface; one file for both modules, chosen by the backend's name.
 
 Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph repeats what
 was captured with one context, and one for all the wide passes of a prompt. KV goes in and out at one address.
@@ -62,7 +62,7 @@ class TrtBuild:
         return engines_folder(self.bundle, self.backend)
 
     @property
-    def mend(self) -> str:
+    def fix(self) -> str:
         return f"build them again with '{build_command(self.bundle, self.backend)}'"
 
     def entry_of(self, graph: Path) -> EngineEntry:
@@ -71,7 +71,7 @@ class TrtBuild:
         for entry in self.record.engines.values():
             if source in entry.sources:
                 return entry
-        raise BundleError(f"{self.folder}: no engine for {source}; {self.mend}")
+        raise BundleError(f"{self.folder}: no engine for {source}; {self.fix}")
 
     def deserialize(self, entry: EngineEntry) -> Any:
         """The library's engine. Raises ``BackendError`` where it gives none."""
@@ -110,7 +110,7 @@ class TrtEngine(SlotEngine["TrtBinding"]):
             if self.contract.limits[dim] > largest:
                 raise BackendError(
                     f"{self.name}: built for {largest} {dim}, and passes have up to {self.contract.limits[dim]}; "
-                    f"{self.build.mend}"
+                    f"{self.build.fix}"
                 )
 
     def _check_contract(self) -> None:
@@ -131,12 +131,12 @@ class TrtEngine(SlotEngine["TrtBinding"]):
             if found.get(name) != expected.get(name):
                 raise BundleError(
                     f"{self.name}: differs from the contract at {name}: got {found.get(name)}, expected "
-                    f"{expected.get(name)} (input, dtype, shape, on the GPU); {self.build.mend}"
+                    f"{expected.get(name)} (input, dtype, shape, on the GPU); {self.build.fix}"
                 )
         if engine.num_optimization_profiles != len(self.entry.profiles):
             raise BundleError(
                 f"{self.name}: {engine.num_optimization_profiles} profiles, its record has "
-                f"{len(self.entry.profiles)}; {self.build.mend}"
+                f"{len(self.entry.profiles)}; {self.build.fix}"
             )
 
     def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> TrtBinding:
@@ -228,7 +228,7 @@ class TrtBinding(DeviceBinding):
 
 
 def bundle_of(graph: Path) -> Path:
-    """The bundle that a graph lies in. Raises ``BundleError`` where there is none around it."""
+    """The bundle that a graph is in. Raises ``BundleError`` where there is none around it."""
     for folder in graph.parents:
         if (folder / MANIFEST_NAME).is_file():
             return folder

@@ -60,7 +60,7 @@ def load_library(backend: str) -> Any:
 
 
 def check_version(backend: str, version: str) -> None:
-    """Raise ``BackendError`` unless ``version`` lies in the tested range."""
+    """Raise ``BackendError`` unless ``version`` is in the tested range."""
     library = library_of(backend)
     found = tuple(int(part) for part in version.split(".")[:2])
     if not library.oldest <= found <= library.newest:
@@ -71,24 +71,24 @@ def check_version(backend: str, version: str) -> None:
         )
 
 
-def deserialize(trt: Any, runtime: Any, path: Path, mend: str, errors: Sequence[str] = ()) -> Any:
+def deserialize(trt: Any, runtime: Any, path: Path, fix: str, errors: Sequence[str] = ()) -> Any:
     """The engine in the file ``path``, from ``runtime`` (a ``trt.Runtime``); never None.
 
-    ``errors`` are the lines that the runtime's logger keeps (``specrt.engines.trt.network.make_logger``), ``mend`` is the
-    command that builds the engine again. Raises ``BackendError`` with what the library said.
+    ``errors`` are the lines that the runtime's logger keeps (``specrt.engines.trt.network.make_logger``), ``fix`` is
+    the command that builds the engine again. Raises ``BackendError`` with what the library said.
     """
     already = len(errors)
     try:
         size = path.stat().st_size
         engine = _mapped(runtime, path) if size else None
     except OSError as error:
-        raise BackendError(f"{path}: not readable ({error.strerror}); build it again with '{mend}'") from error
+        raise BackendError(f"{path}: not readable ({error.strerror}); build it again with '{fix}'") from error
     if engine is None:
         said = list(errors)[already:]
         reason = said[0][:300] if said else "no reason given" if size else "an empty file"
         raise BackendError(
             f"{path}: {trt.__name__} {trt.__version__} makes no engine of its {size} bytes ({reason}), expected "
-            f"one that this version built for this GPU; build it again with '{mend}'"
+            f"one that this version built for this GPU; build it again with '{fix}'"
         )
     return engine
 

@@ -1,6 +1,6 @@
 """``engines/<backend>/build.json`` in a bundle: which engines were built, by what, for what, from which graphs.
 
-``bundle.json`` covers what the export wrote and stays as it is; a build has a record of its own beside its engines. An
+``bundle.json`` covers what the export wrote and stays as it is; a build has a record of its own next to its engines. An
 engine is native code for one version of its library, and for the GPUs that it was built for: all of that is compared
 before an engine is handed to the library.
 """
@@ -64,7 +64,7 @@ def _number(compute_capability: str) -> tuple[int, ...]:
 
 
 def engines_folder(bundle: Path, backend: str) -> Path:
-    """Where the engines of ``backend`` lie in a bundle."""
+    """Where the engines of ``backend`` are in a bundle."""
     return bundle / "engines" / backend
 
 
@@ -85,7 +85,7 @@ def record_from_bundle(bundle: Path, backend: str) -> BuildRecord:
         raise BackendError(
             f"{bundle}: no engines for {backend} are built; build them with '{build_command(bundle, backend, False)}'"
         )
-    mend = f"build them again with '{build_command(bundle, backend)}'"
+    fix = f"build them again with '{build_command(bundle, backend)}'"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("record_version") if isinstance(data, dict) else None
@@ -93,7 +93,7 @@ def record_from_bundle(bundle: Path, backend: str) -> BuildRecord:
             raise ValueError(f"record version {version!r}, this specrt reads {RECORD_VERSION}")
         return from_json(BuildRecord, data)
     except (ValueError, OSError, RecursionError) as error:
-        raise BundleError(f"{path}: {error}; {mend}") from error
+        raise BundleError(f"{path}: {error}; {fix}") from error
 
 
 def check_build(
@@ -106,52 +106,52 @@ def check_build(
     that are missing or damaged.
     """
     folder = engines_folder(bundle, record.backend)
-    mend = f"build them again with '{build_command(bundle, record.backend)}'"
+    fix = f"build them again with '{build_command(bundle, record.backend)}'"
     if version != record.builder_version:
         raise BackendError(
-            f"{folder}: engines are for {record.builder} {record.builder_version}, found {version}; {mend}"
+            f"{folder}: engines are for {record.builder} {record.builder_version}, found {version}; {fix}"
         )
     if capability is not None and not record.runs_on(capability):
         built_for = ", ".join(record.compute_capabilities) or f"{_PORTABLE_FROM} and later"
         raise BackendError(
-            f"{folder}: engines are for compute capability {built_for}, this GPU has {capability}; {mend}"
+            f"{folder}: engines are for compute capability {built_for}, this GPU has {capability}; {fix}"
         )
-    _check_profiles(folder, manifest, record, mend)
+    _check_profiles(folder, manifest, record, fix)
     for name, engine in record.engines.items():
         for source, digest in engine.sources.items():
             entry = manifest.files.get(source)
             if entry is None or entry.sha256 != digest:
-                raise BundleError(f"{folder}: engine {name} was built from another {source}; {mend}")
-        _check_file(folder / engine.file, engine, mend)
+                raise BundleError(f"{folder}: engine {name} was built from another {source}; {fix}")
+        _check_file(folder / engine.file, engine, fix)
     return (
         [] if was_built_here(record) else [f"{folder}: these engines are native code that this machine did not build"]
     )
 
 
-def _check_file(path: Path, engine: EngineEntry, mend: str) -> None:
+def _check_file(path: Path, engine: EngineEntry, fix: str) -> None:
     if not path.is_file():
-        raise BundleError(f"{path}: missing; {mend}")
+        raise BundleError(f"{path}: missing; {fix}")
     if path.stat().st_size != engine.num_bytes:
-        raise BundleError(f"{path}: {path.stat().st_size} bytes, expected {engine.num_bytes}; {mend}")
+        raise BundleError(f"{path}: {path.stat().st_size} bytes, expected {engine.num_bytes}; {fix}")
     digest = sha256_of(path)
     if digest != engine.sha256:
-        raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {engine.sha256[:12]}…; {mend}")
+        raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {engine.sha256[:12]}…; {fix}")
 
 
-def _check_profiles(folder: Path, manifest: Manifest, record: BuildRecord, mend: str) -> None:
+def _check_profiles(folder: Path, manifest: Manifest, record: BuildRecord, fix: str) -> None:
     """Every pass of the bundle must fit: a vendor's error about profiles helps nobody."""
     for name, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
         if entry is None:
             continue
         if name not in record.engines:
-            raise BundleError(f"{folder}: no engine for the {name}; {mend}")
+            raise BundleError(f"{folder}: no engine for the {name}; {fix}")
         profiles = record.engines[name].profiles
         for profile, dim, needed in ((PREFILL, WIDTH, entry.spec.max_width), (VERIFY, ROWS, entry.spec.max_rows)):
             largest = profiles.get(profile, {}).get(dim, (0,))[-1]
             if needed > largest:
                 raise BackendError(
                     f"{folder}: engine {name}, profile {profile} is built for {largest} {dim} and the bundle's passes "
-                    f"have up to {needed}; {mend}"
+                    f"have up to {needed}; {fix}"
                 )
 
 

@@ -1,4 +1,5 @@
-"""What TensorRT-RTX compiled for this GPU, kept beside the engines, so that the next process need not compile it again.
+"""What TensorRT-RTX compiled for this GPU, kept next to the engines, so that the next process need not compile it
+again.
 
 The library compares the file with its own version, the GPU and the driver, and takes nothing of one that differs.
 """
@@ -32,7 +33,7 @@ class RuntimeCache:
             if self._path.is_file():
                 self._saved = self._path.read_bytes()
                 if not self._cache.deserialize(self._saved):
-                    self._saved = b""  # of another GPU, driver or version: it is written anew
+                    self._saved = b""  # of another GPU, driver or version: it is written again
         settings.set_runtime_cache(self._cache)
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""The head of tied embeddings reads the embedding table as it lies in memory, so the table is stored once.
+"""The head of tied embeddings reads the embedding table as it is in memory, so the table is stored once.
 
 Before:  MatMul(x [1, R, H], Transpose(table [V, H])) -> [1, R, V]
 After:   Reshape(Gemm(Reshape(x) [R, H], table, transB=1)) -> [1, R, V]

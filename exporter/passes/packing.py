@@ -2,7 +2,7 @@
 
 Queries, keys and values:  three MatMul (+ Add) -> one MatMul (+ Add), handed packed to GroupQueryAttention.
 Gate and up, and the like: MatMuls of one input -> one MatMul and a Split.
-Packed weights are concatenated one at a time when the graph is saved, not held beside the originals.
+Packed weights are concatenated one at a time when the graph is saved, not held next to the originals.
 """
 
 from __future__ import annotations

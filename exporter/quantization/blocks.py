@@ -1,7 +1,7 @@
 """Weights in blocks of 8 or 4 bits: every matmul with a stored weight, the tied head and the embedding table too.
 
 MatMul(x, W [K, N])              -> MatMulNBits(x, blocks [N, B, bytes], scales, zero points)
-                                    x, in 4 bits, with the sums of its blocks beside it where blocks have offsets
+                                    x, in 4 bits, with the sums of its blocks next to it where blocks have offsets
 Gemm(x, table [V, H], transB=1)  -> the same, and Gather(table, ids) dequantizes the rows it looks up
 Gather(table, ids), not tied     -> the same rows from blocks of their own
 
@@ -52,8 +52,8 @@ QUANTIZATIONS = {
     "int4": Quantization(4, 32, True),
 }
 TABLE = QUANTIZATIONS["int8"]
-WORTH_OFFSETS = 0.5  # of a weight's blocks must lie on a grid of their own
-_OF_OFFSETS = 0.02  # of a weight's blocks may lie on one with an offset before the weight gets offsets
+WORTH_OFFSETS = 0.5  # of a weight's blocks must be on a grid of their own
+_OF_OFFSETS = 0.02  # of a weight's blocks may be on one with an offset before the weight gets offsets
 ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides
 
 
@@ -151,7 +151,7 @@ def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
 
 
 def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_first: bool) -> _Blocks:
-    """Initializers that are filled when they are written. ``rows_first``: the weight lies as [N, K], else as [K, N]."""
+    """Initializers that are filled when they are written. ``rows_first``: the weight is as [N, K], else as [K, N]."""
     assert weight.const_value is not None
     parts = _Parts(weight.const_value, quantization, rows_first)
     num_rows, num_columns = parts.shape

@@ -1,4 +1,4 @@
-"""Weights as integers for TensorRT: DequantizeLinear beside the matmul or the lookup that reads them.
+"""Weights as integers for TensorRT: DequantizeLinear next to the matmul or the lookup that reads them.
 
 MatMul(x, W [K, N])      -> MatMul(x, DequantizeLinear(integers [K, N], scales))
 Gather(table [V, H])     -> Gather(DequantizeLinear(integers [V, H], scales [V]))
@@ -112,7 +112,7 @@ def _widened(integers: _Integers) -> ir.Node:
 
 
 def _lookup(model: ir.Model, gather: ir.Node, table: ir.Value) -> list[ir.Node]:
-    """Rows of a table that no matmul reads, stored as it lies. [1, W] ids -> [1, W, H]"""
+    """Rows of a table that no matmul reads, stored as it is. [1, W] ids -> [1, W, H]"""
     rows = _integers(model, _Source(table, rows_first=True), TABLE, keep_rows=True)
     wide = ir.node("DequantizeLinear", [rows.data, rows.scales], attributes={"axis": 0})
     return [wide, ir.node("Gather", [wide.outputs[0], gather.inputs[1]])]

@@ -4,9 +4,9 @@ A weight is ``scale * q + lowest`` with ``q`` in 0 .. 15. The kernels know a zer
 lowest value, ``scale * (q - z)``. What that leaves, ``offset = lowest + z * scale``, is one number for a whole block:
 it can be added as ``offset * sum of the block's inputs``, exactly, by columns that are appended to the weight.
 
-Weights that come out of a 4-bit file lie on such a grid already. With the offset they are found again; without, each
+Weights that come out of a 4-bit file are on such a grid already. With the offset they are found again; without, each
 block is off by up to half a step. Grids with a whole zero point (GPTQ, AWQ, compressed-tensors; GGUF's Q4_0, but not
-Q4_1 and Q4_K) have offsets of zero, and need none. Blocks that lie on no grid get the scale and zero point that lose
+Q4_1 and Q4_K) have offsets of zero, and need none. Blocks that are on no grid get the scale and zero point that lose
 least, and no offset, which would hardly help.
 """
 
@@ -53,7 +53,7 @@ def share_on_grid(weight: Array, size: int, through_zero: bool = False) -> float
 def round_blocks(weight: Array, size: int, with_offsets: bool, through_zero: bool = False) -> Rounded:
     """Round ``weight`` [N, K] f32 in blocks of ``size``; the last one is filled with zeros.
 
-    ``with_offsets``: blocks that lie on a grid are rounded to it; all others as without, to what loses least.
+    ``with_offsets``: blocks that are on a grid are rounded to it; all others as without, to what loses least.
     ``through_zero``: without offsets, blocks on a grid that needs none are rounded to it.
     """
     round_one = _round_through_zero if through_zero else _round_on_grid if with_offsets else _round_searched
@@ -86,7 +86,7 @@ def _grid_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     misses = torch.full_like(span, torch.inf)
     open_ = torch.arange(len(blocks))
     for count in range(LEVELS, 0, -1):
-        # [B', size]: where each weight lies between the lowest and the highest, in units of the range
+        # [B', size]: where each weight is between the lowest and the highest, in units of the range
         share = (blocks[open_] - lowest[open_, None]) / span[open_, None].clamp_min(torch.finfo(torch.float32).tiny)
         miss = (share - (share * count).round() / count).abs().amax(-1)
         better = miss < misses[open_] / 2

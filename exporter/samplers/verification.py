@@ -1,4 +1,5 @@
-"""The samplers that judge drafted ids: the accept rules of ``specrt.engines.numpy_samplers`` without a loop over ids or tokens.
+"""The samplers that judge drafted ids: the accept rules of ``specrt.engines.numpy_samplers`` without a loop over ids or
+tokens.
 
 ``R`` = K + 1 rows, ``V`` the target's vocabulary.
 """

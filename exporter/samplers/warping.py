@@ -100,7 +100,7 @@ def write_filter(g: GraphWriter, model_vocab: int, target_vocab: int, num_sorted
     wanted = g.Mul(mass, TOP_P)  # [R, 1]
     cumulated = g.CumSum(sorted_weights, g.const(1, "int64"))
     reaches = g.GreaterOrEqual(_last(g, cumulated, min(num_sorted, vocab_size)), wanted)
-    whole_top_k = g.Or(g.Not(has_top_k), g.Less(smallest, by_k))  # no tie with the k-th lies beyond what is sorted
+    whole_top_k = g.Or(g.Not(has_top_k), g.Less(smallest, by_k))  # no tie with the k-th is beyond what is sorted
     fits = g.Or(g.Not(has_top_p), g.And(reaches, whole_top_k))
     fits = g.Or(fits, g.const([num_sorted >= vocab_size], "bool"))  # [R, 1]
     kept = g.And(g.Less(g.Sub(cumulated, sorted_weights), wanted), g.Greater(sorted_weights, g.const([0.0])))

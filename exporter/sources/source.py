@@ -96,7 +96,7 @@ class Source:
 
 
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:
-    """Resolve ``name``. Raises ``SourceError`` that says what was looked for and how to mend it."""
+    """Resolve ``name``. Raises ``SourceError`` that says what was looked for and how to fix it."""
     path = Path(name).expanduser()
     location, options = _located(name, revision, trust_remote_code)
     if path.exists():

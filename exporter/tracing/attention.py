@@ -2,8 +2,8 @@
 
 A model's code calls the mask function once a forward pass for each kind of layer, ``cache.update`` and the attention
 function once a layer. On the meta device (``observe``) they record what the model asks for; under
-``torch.onnx.export`` they emit the attention of the spec's dialect (``specrt.exporter.tracing.emission``). No model's code is
-written twice, and what a dialect cannot express is refused by what the model *does*, not by its name.
+``torch.onnx.export`` they emit the attention of the spec's dialect (``specrt.exporter.tracing.emission``). No model's
+code is written twice, and what a dialect cannot express is refused by what the model *does*, not by its name.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class OnlineEstimates:
         rates: Mapping[str, Sequence[float]] | None = None,
         further_reads: tuple[FurtherReads | None, FurtherReads | None] = (None, None),
     ) -> OnlineEstimates:
-        """OnlineEstimates of K up to ``k``: ``slopes`` and ``further_reads`` of the ``LatencyModel`` of target and draft, the rest
-        as in a ``Tuning``."""
+        """OnlineEstimates of K up to ``k``: ``slopes`` and ``further_reads`` of the ``LatencyModel`` of target and
+        draft, the rest as in a ``Tuning``."""
         priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
         acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
         target, draft = (
@@ -108,7 +108,9 @@ class AdaptiveDrafter:
         self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """See ``specrt.runtime.drafting.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may pay."""
+        """See ``specrt.runtime.drafting.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may
+        pay.
+        """
         if k == 0:
             if self._model is not None and self._is_model_likely(self._model, committed):
                 self._model.propose(committed, 0)

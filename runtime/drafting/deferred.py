@@ -10,7 +10,8 @@ from specrt.engines.interface import Binding, Memory
 
 
 class DeferredTokens(list[int]):
-    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they lie where the target's sampler writes its tokens.
+    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they are where the target's sampler writes its
+    tokens.
 
     That memory [max_rows] i64 is free from one verdict to the next. ``sampler`` is the target's.
     """
@@ -21,7 +22,7 @@ class DeferredTokens(list[int]):
         self.memory = sampler.memory[TOKENS]
 
     def take(self, token: Memory) -> None:
-        """The id to be appended next lies in ``token`` [1] i64: keep a copy."""
+        """The id to be appended next is in ``token`` [1] i64: keep a copy."""
         self._head.take(TOKENS, len(self), token)
 
     def learn(self, ids: Sequence[int]) -> None:

@@ -1,4 +1,6 @@
-"""Where drafts come from, behind an interface of two methods: ``propose(committed, k)`` and ``rollback(num_committed)``."""
+"""Where drafts come from, behind an interface of two methods: ``propose(committed, k)`` and
+``rollback(num_committed)``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from specrt.runtime.target import Draft
 class Drafter(Protocol):
     """A source of drafts for one sequence.
 
-    ``is_sampled``: the tokens last proposed were drawn from probabilities, which lie where the target's rule reads
+    ``is_sampled``: the tokens last proposed were drawn from probabilities, which are where the target's rule reads
     them. Where not, each is certain to the draft, and no rule accepts more than ``match``.
     """
 

@@ -19,8 +19,8 @@ from specrt.engines.storage.files import write_text_file
 class Tuning:
     """Times in ms: ``target_ms`` by width of a pass that verifies, ``draft_ms`` by tokens fed for the draft's next one.
 
-    ``acceptance`` has, by source (see ``specrt.runtime.drafting.adaptive``), P(drafted token i is accepted | those before were).
-    ``fingerprint`` says what it was measured with, by name.
+    ``acceptance`` has, by source (see ``specrt.runtime.drafting.adaptive``), P(drafted token i is accepted | those
+    before were). ``fingerprint`` says what it was measured with, by name.
     """
 
     fingerprint: dict[str, str]
@@ -34,7 +34,7 @@ HINT = "copy the bundle to a folder of your own"
 
 
 def tuning_path(bundle: Path) -> Path:
-    """Where the tuning of ``bundle`` lies: beside it."""
+    """Where the tuning of ``bundle`` is: next to it."""
     bundle = bundle.absolute()
     return bundle.with_name(f"{bundle.name}.tuning.json")
 
@@ -52,7 +52,7 @@ def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
 
 
 def write_tuning(bundle: Path, tuning: Tuning) -> None:
-    """Store ``tuning`` beside its bundle."""
+    """Store ``tuning`` next to its bundle."""
     write_text_file(tuning_path(bundle), json.dumps(to_json(tuning), indent=1) + "\n", HINT)
 
 

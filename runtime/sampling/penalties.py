@@ -27,7 +27,9 @@ from specrt.runtime.settings import Settings
 
 
 class Penalties:
-    """The ``penalties`` sampler of one generation. Counts follow the tokens: what is drafted and rejected is uncounted."""
+    """The ``penalties`` sampler of one generation. Counts follow the tokens: what is drafted and rejected is
+    uncounted.
+    """
 
     def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int) -> None:
         self._binding = samplers.sampler(PENALTIES)

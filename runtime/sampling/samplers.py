@@ -29,7 +29,8 @@ class SamplerEngines:
 
 
 class SlotSamplers:
-    """The samplers of one slot. Every tensor name is one buffer: what a sampler leaves in it is what the next one reads.
+    """The samplers of one slot. Every tensor name is one buffer: what a sampler leaves in it is what the next one
+    reads.
 
     ``model`` is the binding whose passes they verify. ``host`` holds what the host writes, of all samplers together.
     """
@@ -44,7 +45,7 @@ class SlotSamplers:
         self._writers: dict[str, Binding] = {}
 
     def sampler(self, name: str, variant: str = "", replaced: Mapping[str, Memory] | None = None) -> Binding:
-        """Sampler ``name``, opened once for each ``variant``, whose tensors in ``replaced`` lie in other memory."""
+        """Sampler ``name``, opened once for each ``variant``, whose tensors in ``replaced`` are in other memory."""
         key = (name, variant)
         if key not in self._bindings:
             binding = self._engines.open(name, {**self.memory, **(replaced or {})})

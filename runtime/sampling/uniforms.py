@@ -2,7 +2,7 @@
 
 ``match`` keys its draws by the absolute position of the token. Draft draws and decisions of ``token`` and ``block`` are
 keyed by the *round* (the number of committed tokens at its start): block verification looks at drafted ids beyond
-those it accepts, and drawing anew at the same position with the same numbers would bias the text.
+those it accepts, and drawing again at the same position with the same numbers would bias the text.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Verifier:
 
     @property
     def sampler(self) -> Binding:
-        """A sampler of the target, for what lies in the memory of all of them."""
+        """A sampler of the target, for what is in the memory of all of them."""
         return self._alone
 
     def verify(

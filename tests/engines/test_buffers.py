@@ -57,11 +57,11 @@ def _of_slot(role: str, slot: SlotModel, rows: int, bound: Bound) -> Bound:
 def _assert_equal(plan: tuple[PlannedBuffer, ...], found: Bound) -> None:
     assert {buffer.name: buffer.num_bytes for buffer in plan} == {name: size for name, (size, _) in found.items()}
     addresses = [found[buffer.name][1] for buffer in plan if buffer.alias is None]
-    assert len(set(addresses)) == len(addresses), "buffers that are planned apart lie apart"
+    assert len(set(addresses)) == len(addresses), "buffers that are planned apart are apart"
     for buffer in plan:
         assert buffer.name.startswith(buffer.owner)
         if buffer.alias is not None:
-            assert found[buffer.name][1] == found[buffer.alias][1], f"{buffer.name} lies in {buffer.alias}"
+            assert found[buffer.name][1] == found[buffer.alias][1], f"{buffer.name} is in {buffer.alias}"
 
 
 def test_a_slot_binds_what_is_planned(tiny_bundle: Path, bound: Bound) -> None:

@@ -1,4 +1,4 @@
-"""``bundle.json``: written and read back; each kind of damage is one line that says what and how to mend it."""
+"""``bundle.json``: written and read back; each kind of damage is one line that says what and how to fix it."""
 
 from __future__ import annotations
 

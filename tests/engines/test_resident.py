@@ -1,4 +1,4 @@
-"""The memory of weights: what is foretold for ONNX Runtime is what a process that loads them really takes."""
+"""The memory of weights: what is predicted for ONNX Runtime is what a process that loads them really takes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def tokenizer(
     return made
 
 
-MEND = "in the draft; pick a draft of the same family, or --draft ngram"
+FIX = "in the draft; pick a draft of the same family, or --draft ngram"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ MEND = "in the draft; pick a draft of the same family, or --draft ngram"
 def test_the_first_difference_is_named(draft: Tokenizer, difference: str) -> None:
     with pytest.raises(PairError) as caught:
         compare_tokenizers(tokenizer("a", "b", "ab"), draft)
-    assert str(caught.value) == f"draft does not share the target's tokenizer: {difference} {MEND}"
+    assert str(caught.value) == f"draft does not share the target's tokenizer: {difference} {FIX}"
 
 
 def test_a_token_that_only_the_draft_has_is_named_from_either_side() -> None:

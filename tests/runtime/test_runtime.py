@@ -130,7 +130,7 @@ def test_what_the_text_holds_back_comes_at_the_end(open_bundle: Open) -> None:
     assert stream.result.text == "".join(pieces) == "\N{REPLACEMENT CHARACTER}".join([first, second, third, ""])
 
 
-# --- one sequence after and beside another -------------------------------------------------------------------------
+# --- one sequence after and next to another -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fails_at", range(1, 12))
@@ -179,7 +179,7 @@ def test_a_stream_that_is_closed_gives_its_slots_back(open_bundle: Open, backend
 
 
 @pytest.mark.parametrize(("bundled", "slots"), [("self", [2 * 3]), ("model", [3, 3])])
-def test_streams_beside_each_other_answer_as_alone(
+def test_streams_next_to_each_other_answer_as_alone(
     open_bundle: Open, backend: Backend, bundled: str, slots: list[int]
 ) -> None:
     runtime = open_bundle(bundled)

@@ -150,7 +150,7 @@ def test_n_gram_drafts_are_not_sampled(rule: str, options: dict[str, Any], bundl
     assert resolved({"rule": rule, **options}, bundled).rule == "match"  # greedy
 
 
-def test_a_seed_is_drawn_anew_for_each_generation_that_samples() -> None:
+def test_a_seed_is_drawn_again_for_each_generation_that_samples() -> None:
     seeds = [resolved({"temperature": 1}).seed for _ in range(20)]
     assert len(set(seeds)) == 20 and all(seed is not None and 0 <= seed < 2**64 for seed in seeds)
     assert resolved({"temperature": 1}).sources["seed"] == "drawn for this generation"

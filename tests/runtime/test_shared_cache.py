@@ -33,9 +33,9 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def twins(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copies(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft with the target's very weights, told to share its cache."""
-    place = tmp_path_factory.mktemp("shared") / "twins"
+    place = tmp_path_factory.mktemp("shared") / "copies"
     export(ExportOptions(str(model), place, str(model), 4, prefill_chunk=64))
     path = place / "bundle.json"
     manifest = json.loads(path.read_text())
@@ -57,7 +57,7 @@ def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[KVCachedModel, int]
     return passes
 
 
-def test_export_says_that_the_cache_is_shared(bundle: Path, twins: Path) -> None:
+def test_export_says_that_the_cache_is_shared(bundle: Path, copies: Path) -> None:
     manifest = manifest_from_bundle(bundle)
     assert manifest.draft.kind == "model" and manifest.draft.shares_kv
     plan = {buffer.name: buffer for buffer in plan_slot(manifest, "onnxruntime")}
@@ -66,9 +66,9 @@ def test_export_says_that_the_cache_is_shared(bundle: Path, twins: Path) -> None
 
 
 def test_a_draft_with_the_target_s_weights_has_all_accepted_and_is_fed_no_prompt(
-    twins: Path, monkeypatch: pytest.MonkeyPatch
+    copies: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with specrt.load(twins, threads=1) as runtime:
+    with specrt.load(copies, threads=1) as runtime:
         passes = passes_of(monkeypatch)
         result = runtime.generate(PROMPT, max_new_tokens=40, draft="model", num_speculative_tokens=3)
         stats = result.stats

@@ -40,13 +40,13 @@ def test_what_is_missing_comes_with_its_command(monkeypatch: pytest.MonkeyPatch)
     diagnosis = examine()
     assert diagnosis.install["torch"] == "pip install 'specrt[export]'"
     found = abilities(diagnosis)
-    assert [found[name].mend for name in ("export", "run with onnxruntime (CPU)")] == [
+    assert [found[name].fix for name in ("export", "run with onnxruntime (CPU)")] == [
         "pip install 'specrt[export]'",
         "pip install 'specrt[cpu]'",
     ]
     for backend, library in LIBRARIES.items():
         ability = found[f"build for {backend}"]
-        assert (ability.possible, ability.mend) == (False, library.install)
+        assert (ability.possible, ability.fix) == (False, library.install)
         assert ability.reason == f"{library.module} is not installed"
 
 
@@ -65,7 +65,7 @@ def test_running_on_a_gpu_needs_gpu_driver_and_libraries(monkeypatch: pytest.Mon
 
     def found() -> list[tuple[bool, str, str | None]]:
         known = abilities(examine())
-        return [(known[name].possible, known[name].reason, known[name].mend) for name in runs]
+        return [(known[name].possible, known[name].reason, known[name].fix) for name in runs]
 
     monkeypatch.setattr(doctor, "find_gpus", lambda: ())
     assert found() == [(False, "no NVIDIA GPU is found", None)] * 2

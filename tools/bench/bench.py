@@ -1,6 +1,6 @@
 """``specrt bench``: methods side by side on the same prompt ids, limits and threads of one machine.
 
-Every method answers every prompt, prompt by prompt, in an order drawn anew. A time budget bounds tokens, prompts
+Every method answers every prompt, prompt by prompt, in an order drawn again. A time budget bounds tokens, prompts
 and repeats; what was measured in part is left out.
 """
 

@@ -62,7 +62,7 @@ def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]
 def mean_interval(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> tuple[float, Interval | None]:
     """The mean of the groups' ratios, each counting the same, and its interval.
 
-    By the first-order law of errors, from the spread of all prompts about their groups.
+    By the first-order distribution of errors, from the spread of all prompts about their groups.
     """
     estimates = [estimate for estimate in _estimates(ours, theirs, groups).values() if estimate is not None]
     if not estimates:

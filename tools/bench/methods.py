@@ -211,8 +211,8 @@ class Worker:
         status = self._process.wait()
         self._errors.seek(0)
         last = (self._errors.read().strip().splitlines() or ["it left no message"])[-1]
-        mend = "; signal 9 often means too little memory: ask for fewer methods" if status == -9 else ""
-        return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){mend}")
+        fix = "; signal 9 often means too little memory: ask for fewer methods" if status == -9 else ""
+        return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){fix}")
 
 
 class WorkerPool:

@@ -146,7 +146,7 @@ class Work:
 
 
 def order_of(methods: Sequence[Method], repeat: int, index: int) -> list[Method]:
-    """Drawn anew for each block, the same in every run: a rotation would give a category the same order each time."""
+    """Drawn again for each block, the same in every run: a rotation would give a category the same order each time."""
     order = list(methods)
     random.Random(f"{repeat} {index}").shuffle(order)
     return order

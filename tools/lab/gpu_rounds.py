@@ -1,8 +1,8 @@
 """``python -m specrt.tools.lab.gpu_rounds BUNDLE``: what a round on a GPU takes, and what of it is the host's.
 
 Plain decoding, drafts of the bundle's own at each K, and v(M) of bare target passes. ``host`` is the time that a round
-spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings, while
-nobody waits: where it is longer than a pass, the GPU idles.
+spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings,
+while nobody waits: where it is longer than a pass, the GPU idles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""``python -m specrt.tools.lab.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's limit.
+"""``python -m specrt.tools.lab.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's
+limit.
 
 With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.tools.lab.gpu_rounds`` measures rounds.
 

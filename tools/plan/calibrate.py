@@ -1,7 +1,7 @@
 """``python -m specrt.tools.plan.calibrate BUNDLE -o device.json``: this machine as a device for ``specrt plan``.
 
 The bandwidth is measured; the peak and the overhead of a node are fitted to T(M) of BUNDLE's target alone. ``--check``
-measures the targets of other bundles too, one after the other, and sets what the plan foretells beside them.
+measures the targets of other bundles too, one after the other, and sets what the plan predicts next to them.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def main(
     repeats: int,
     threads: int | None,
 ) -> None:
-    """Measure this machine with BUNDLE's target and foretell others."""
+    """Measure this machine with BUNDLE's target and predict others."""
     quiet_libraries()
     threads = threads or available_cores()
     costs = {path: cost_of_bundle(path) for path in (bundle, *others)}
     chosen = [int(width) for width in widths.split(",")]
     bandwidth, times = 0.0, {}
-    for path in costs:  # alone: beside an idle 7 GB session, SmolLM2's passes took three times as long
+    for path in costs:  # alone: next to an idle 7 GB session, SmolLM2's passes took three times as long
         bandwidth = max(bandwidth, read_bandwidth(threads))  # what else runs can only lower it
         times.update(measure_targets([path], chosen, past, repeats, threads))
     memory = psutil.virtual_memory().total
@@ -75,13 +75,13 @@ def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]],
         f"{device.bandwidth_bytes_per_s / 1e9:.1f} GB/s, {device.flops_per_s / 1e9:.0f} GFLOPS, "
         f"{device.node_overhead_us:.1f} us a node"
     )
-    table = Table(title="ms of a pass of M tokens: measured, foretold, difference", title_justify="left")
-    for heading in ("bundle", "M", "measured", "foretold", "difference"):
+    table = Table(title="ms of a pass of M tokens: measured, predicted, difference", title_justify="left")
+    for heading in ("bundle", "M", "measured", "predicted", "difference"):
         table.add_column(heading, justify="left" if heading == "bundle" else "right")
     for path, (cost, times) in rows.items():
         for width, ms in times.items():
-            foretold = pass_s(cost, device, width, past) * 1e3
-            table.add_row(path.name, str(width), f"{ms:.2f}", f"{foretold:.2f}", f"{foretold / ms - 1:+.0%}")
+            predicted = pass_s(cost, device, width, past) * 1e3
+            table.add_row(path.name, str(width), f"{ms:.2f}", f"{predicted:.2f}", f"{predicted / ms - 1:+.0%}")
     console.print(table)
 
 

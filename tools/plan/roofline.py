@@ -115,7 +115,9 @@ def vendor_device(name: str, memory_gb: float | None, bandwidth_gb: float, tflop
 
 
 def find_device(name: str) -> Device:
-    """A device of the table, or of a file that ``python -m specrt.tools.plan.calibrate`` wrote. Raises ``UsageError``."""
+    """A device of the table, or of a file that ``python -m specrt.tools.plan.calibrate`` wrote. Raises
+    ``UsageError``.
+    """
     if Path(name).suffix == ".json":
         try:
             return from_json(Device, json.loads(Path(name).read_text(encoding="utf-8-sig")))

@@ -93,7 +93,7 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
 def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> tuple[Experts | None, int]:
     """The experts of which a pass reads some, and how many parameters a pass of one token does not read.
 
-    Beside bf16, which is TensorRT's, a pass reads and computes all of them. Raises ``UsageError`` for what is not
+    Next to bf16, which is TensorRT's, a pass reads and computes all of them. Raises ``UsageError`` for what is not
     exported.
     """
     from specrt.exporter.planning import check_experts
@@ -113,9 +113,9 @@ def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> 
 
 
 def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
-    """(matmuls, head and table). Integers beside fp32 are ONNX Runtime's, beside fp16 and bf16 TensorRT's.
+    """(matmuls, head and table). Integers next to fp32 are ONNX Runtime's, next to fp16 and bf16 TensorRT's.
 
-    Raises ``UsageError`` for what is not stored beside that dtype.
+    Raises ``UsageError`` for what is not stored next to that dtype.
     """
     from specrt.exporter.quantization import blocks, qdq
 
@@ -130,7 +130,9 @@ def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
 
 
 def _scratch_bytes(spec: ModelSpec, text_config: Any, item_bytes: int) -> int:
-    """Inputs and outputs beside the KV, probabilities of the heads, and activations of one layer of a prefill chunk."""
+    """Inputs and outputs next to the KV, probabilities of the heads, and activations of one layer of a prefill
+    chunk.
+    """
     kv_names = {tensor.name for tensor in model_contract(spec).inputs if len(tensor.shape) == 4}
     bound = sum(buffer.num_bytes for buffer in plan_buffers(model_contract(spec)) if buffer.name not in kv_names)
     probabilities = 2 * spec.max_rows * spec.vocab_size * ITEM_BYTES["float32"]

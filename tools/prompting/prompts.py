@@ -1,4 +1,4 @@
-"""The prompts that measurements run on: our own, in ``prompts.jsonl`` beside this file, or the user's.
+"""The prompts that measurements run on: our own, in ``prompts.jsonl`` next to this file, or the user's.
 
 A file of JSON lines: ``{"category": "math", "prompt": "..."}``, or ``"messages"`` in place of ``"prompt"``, a list of
 ``{"role", "content"}`` that ends with the user's turn. ``"raw": true`` makes of a prompt plain text; without it, it is

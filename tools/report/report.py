@@ -1,4 +1,4 @@
-"""The report of a bench: one HTML file that needs no network, light and dark, and its charts as PNGs beside it."""
+"""The report of a bench: one HTML file that needs no network, light and dark, and its charts as PNGs next to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Timed passes, with what is decided after them: one room for all who ask what passes cost.
 
-A target's pass verifies: it runs, its greedy sampler verifies, and the verdict is on the host. A draft's pass ends when its
-next token is on the host. Cases take turns, so that a slow moment of the machine meets all of them.
+A target's pass verifies: it runs, its greedy sampler verifies, and the verdict is on the host. A draft's pass ends when
+its next token is on the host. Cases take turns, so that a slow moment of the machine meets all of them.
 """
 
 from __future__ import annotations

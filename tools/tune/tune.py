@@ -1,4 +1,4 @@
-"""``specrt tune``: what passes cost here and what drafts are worth on given prompts, kept beside the bundle.
+"""``specrt tune``: what passes cost here and what drafts are worth on given prompts, kept next to the bundle.
 
 Times are medians of passes that take turns. Acceptance is that of greedy decoding: the target's text is generated once,
 with the bundle's draft model; what an n-gram lookup would have drafted at each of its tokens is known from the text.
@@ -83,7 +83,7 @@ class _Watched:
 
 
 def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens: int) -> Tuning:
-    """Measure, store beside the bundle, and return it. Raises ``ResourceError`` where that cannot be written."""
+    """Measure, store next to the bundle, and return it. Raises ``ResourceError`` where that cannot be written."""
     path = tuning_path(bundle)
     check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)

@@ -82,12 +82,12 @@ def certify(
     source: str | None = None,
     draft_source: str | None = None,
 ) -> Certificate:
-    """Run all checks and store the certificate: at ``output``, or beside the bundle as ``NAME.certificate.json``.
+    """Run all checks and store the certificate: at ``output``, or next to the bundle as ``NAME.certificate.json``.
 
     ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
     large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
-    exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and ``ResourceError``
-    when the certificate cannot be written there.
+    exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and
+    ``ResourceError`` when the certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     check_writable(output, HINT, "the certificate")

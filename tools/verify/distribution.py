@@ -1,8 +1,8 @@
 """The statistical check of ``specrt verify``: first tokens of many rounds follow the target's own distribution.
 
-The rounds run on the bundle's own samplers, with logits of its own models; only the passes of the models are done once and
-kept. Controls with a fault built in go through the same test, and it must reject them: a test that cannot fail shows
-nothing.
+The rounds run on the bundle's own samplers, with logits of its own models; only the passes of the models are done once
+and kept. Controls with a fault built in go through the same test, and it must reject them: a test that cannot fail
+shows nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rounds:
 
     @cached_property
     def distance(self) -> float:
-        """The total variation between p and q: what a rule has to mend."""
+        """The total variation between p and q: what a rule has to fix."""
         return _variation(self.p, self.q)
 
     @cached_property
@@ -81,11 +81,13 @@ class Rounds:
 
     @cached_property
     def sensitivity(self) -> float:
-        """The smallest total variation between p and the law of a control: how easily the test can tell them apart."""
+        """The smallest total variation between p and the distribution of a control: how easily the test can tell them
+        apart.
+        """
         return min(_variation(self.p, _law(self.q, *told)) for told in self.controls.values())
 
     def _harm(self, q: Array) -> float:
-        """How far the first token's law is from p when the rule is told ``q``."""
+        """How far the first token's distribution is from p when the rule is told ``q``."""
         return _variation(self.p, _law(self.q, self.p, q))
 
     def enough_draws(self, num_draws: int) -> int:
@@ -199,12 +201,14 @@ def _logits(part: SlotModel, tokens: Sequence[int]) -> Array:
 
 
 def _law(drawn: Array, p: Array, q: Array) -> Array:
-    """The law of the first token under ``token`` when ids are drawn from ``drawn`` and the rule is told p and q. [V]"""
+    """The distribution of the first token under ``token`` when ids are drawn from ``drawn`` and the rule is told p and
+    q. [V]
+    """
     accepted = drawn * np.minimum(1, np.divide(p, q, out=np.ones_like(p), where=q > 0))
     residual = np.maximum(p - q, 0)
     mass = residual.sum()
-    law: Array = accepted + (1 - accepted.sum()) * (residual / mass if mass > 0 else p)
-    return law
+    distribution: Array = accepted + (1 - accepted.sum()) * (residual / mass if mass > 0 else p)
+    return distribution
 
 
 def _variation(p: Array, q: Array) -> float:

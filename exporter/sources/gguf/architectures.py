@@ -114,7 +114,7 @@ COMMON: dict[str, Use] = {
     "expert_shared_count": Only(_is_zero, _DENSE),
     "nextn_predict_layers": Only(_is_zero, "block_count includes layers of multi-token prediction"),
     "use_parallel_residual": Only(lambda value, fields: value is False, "attention and FFN follow each other here"),
-    "pooling_type": Harmless("pools hidden states into embeddings, beside the logits"),
+    "pooling_type": Harmless("pools hidden states into embeddings, next to the logits"),
     "tensor_data_layout": Only(lambda value, fields: value == "", "the order of rows in its tensors is unknown"),
 }
 

@@ -79,7 +79,7 @@ class SimulatedCuda:
         self._memory.pop(address)[:] = POISON
 
     def is_within(self, sizes: dict[int, int], address: int, num_bytes: int) -> bool:
-        """Whether the bytes lie in one piece of memory that is allocated."""
+        """Whether the bytes are in one piece of memory that is allocated."""
         return any(start <= address and address + num_bytes <= start + size for start, size in sizes.items())
 
     def enqueue(self, work: Callable[[], Any]) -> None:

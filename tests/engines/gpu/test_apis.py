@@ -111,7 +111,7 @@ def test_tensorrt_has_what_the_simulation_has(name: str) -> None:
 
 
 def arities(method: Any) -> set[int]:
-    """How many arguments a method of the bindings takes, beside ``self``, by the signatures in its documentation."""
+    """How many arguments a method of the bindings takes, next to ``self``, by the signatures in its documentation."""
     signatures = re.findall(
         rf"{method.__name__}\(self: [^)]*?\)(?= ->)|{method.__name__}\(self: .*?\) ->", method.__doc__
     )

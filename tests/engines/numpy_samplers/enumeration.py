@@ -1,4 +1,4 @@
-"""Exact laws in rational numbers: a round is run once for each cell of the uniforms that it reads.
+"""Exact distributions in rational numbers: a round is run once for each cell of the uniforms that it reads.
 
 The oracle decides at the middle of a cell and must decide the same near both ends of it, so that the edges, which are
 worked out here in rational numbers, are the oracle's own.
@@ -20,7 +20,7 @@ from specrt.engines import numpy_samplers
 from specrt.engines.interface import Array
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, Fraction]
+Distribution = dict[Tokens, Fraction]
 Rule = Callable[[Array, Array, Array, Array, tuple[float, float]], tuple[int, int]]
 Cell = tuple[Fraction, Fraction]
 
@@ -103,19 +103,19 @@ class NearEnds:
 Uniforms = Path | NearEnds
 
 
-def law_of(program: Callable[[Uniforms], Tokens], ends: bool = True) -> Law:
-    """The exact law of what ``program`` returns when its uniforms are independent."""
-    law: Law = defaultdict(Fraction)
+def law_of(program: Callable[[Uniforms], Tokens], ends: bool = True) -> Distribution:
+    """The exact distribution of what ``program`` returns when its uniforms are independent."""
+    distribution: Distribution = defaultdict(Fraction)
     pending: list[tuple[int, ...]] = [()]
     while pending:
         path = Path(pending.pop())
         outcome = program(path)
         pending += path.siblings
-        law[outcome] += prod(high - low for low, high in path.cells.values())
+        distribution[outcome] += prod(high - low for low, high in path.cells.values())
         for is_upper in (False, True) if ends else ():
             assert program(NearEnds(path.cells, is_upper)) == outcome, path.cells
-    assert sum(law.values()) == 1
-    return law
+    assert sum(distribution.values()) == 1
+    return distribution
 
 
 # --- rules ---------------------------------------------------------------------------------------------------------
@@ -239,18 +239,21 @@ def _drawn(row: Row, uniform: float) -> int:
     return numpy_samplers.draw(row.fp32, 0.5, uniform)
 
 
-# --- laws ----------------------------------------------------------------------------------------------------------
+# --- distributions
+# ----------------------------------------------------------------------------------------------------------
 
 
-def bias(law: Law, target: Model, length: int) -> float:
-    """Total variation between ``length`` tokens of the target's and of what ``law`` gives and the target continues."""
-    wrong, plain = _continued(law, target, length), _continued({(): Fraction(1)}, target, length)
+def bias(distribution: Distribution, target: Model, length: int) -> float:
+    """Total variation between ``length`` tokens of the target's and of what ``distribution`` gives and the target
+    continues.
+    """
+    wrong, plain = _continued(distribution, target, length), _continued({(): Fraction(1)}, target, length)
     return sum(abs(wrong.get(tokens, 0) - plain.get(tokens, 0)) for tokens in {*wrong, *plain}) / 2
 
 
-def _continued(law: Law, target: Model, length: int) -> dict[Tokens, float]:
+def _continued(distribution: Distribution, target: Model, length: int) -> dict[Tokens, float]:
     by_length: list[dict[Tokens, float]] = [defaultdict(float) for _ in range(length + 1)]
-    for tokens, chance in law.items():
+    for tokens, chance in distribution.items():
         by_length[len(tokens)][tokens] += float(chance)
     for shorter, longer in pairwise(by_length):
         for tokens, mass in shorter.items():

@@ -1,4 +1,6 @@
-"""Exact laws: whatever a rule accepts, what is committed and continued from the target has the target's law."""
+"""Exact distributions: whatever a rule accepts, what is committed and continued from the target has the target's
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import pytest
 
 from specrt.engines import numpy_samplers
 from tests.engines.numpy_samplers.enumeration import (
+    Distribution,
     Keys,
-    Law,
     Model,
     Pair,
     Row,
@@ -50,9 +52,9 @@ def one_hot(model: Model) -> Model:
     return row
 
 
-def bias_of(law: Law, pair: Pair, rounds: int) -> float:
+def bias_of(distribution: Distribution, pair: Pair, rounds: int) -> float:
     """Of ``rounds`` rounds that are continued from the target to one token more than they can commit."""
-    return bias(law, pair.target, rounds * (pair.k + 1) + 1)
+    return bias(distribution, pair.target, rounds * (pair.k + 1) + 1)
 
 
 def twice(step: Step) -> Callable[[Uniforms], Tokens]:
@@ -65,17 +67,19 @@ def twice(step: Step) -> Callable[[Uniforms], Tokens]:
     return program
 
 
-def then_fresh(step: Step, memory: int) -> Law:
-    """The law of two rounds whose uniforms are independent: the second depends on the last ``memory`` tokens only."""
-    second: dict[Tokens, Law] = {}
-    law: Law = defaultdict(Fraction)
+def then_fresh(step: Step, memory: int) -> Distribution:
+    """The distribution of two rounds whose uniforms are independent: the second depends on the last ``memory`` tokens
+    only.
+    """
+    second: dict[Tokens, Distribution] = {}
+    distribution: Distribution = defaultdict(Fraction)
     for first, chance in law_of(partial(step, ())).items():
         context = first[-memory:]
         if context not in second:
             second[context] = law_of(partial(step, context))
         for tokens, weight in second[context].items():
-            law[first + tokens] += chance * weight
-    return law
+            distribution[first + tokens] += chance * weight
+    return distribution
 
 
 # --- one round -----------------------------------------------------------------------------------------------------
@@ -84,14 +88,14 @@ def then_fresh(step: Step, memory: int) -> Law:
 @each_seed
 @pytest.mark.parametrize("k", [1, 2, 3])
 @each_rule
-def test_a_round_has_the_target_s_law(rule: Rule, k: int, seed: int) -> None:
+def test_a_round_has_the_target_s_distribution(rule: Rule, k: int, seed: int) -> None:
     pair = random_pair(seed, k)
     assert bias_of(law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
 
 
 @each_seed
 @pytest.mark.parametrize(("k", "keys"), [(1, by_position), (2, by_position), (1, common), (2, common), (3, common)])
-def test_a_round_of_match_has_the_target_s_law(k: int, keys: Keys, seed: int) -> None:
+def test_a_round_of_match_has_the_target_s_distribution(k: int, keys: Keys, seed: int) -> None:
     """The draft draws with uniforms of its own, and with the target's."""
     pair = random_pair(seed, k)
     assert bias_of(law_of(lambda uniforms: pair.matched((), uniforms, keys)), pair, 1) <= TOLERANCE
@@ -101,11 +105,11 @@ def test_a_round_of_match_has_the_target_s_law(k: int, keys: Keys, seed: int) ->
 
 
 @each_rule
-def test_two_rounds_of_three_drafted_ids_have_the_target_s_law(rule: Rule) -> None:
+def test_two_rounds_of_three_drafted_ids_have_the_target_s_distribution(rule: Rule) -> None:
     pair = random_pair(5, 3, memory=2)
-    law = then_fresh(lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, by_round), memory=2)
-    assert {len(tokens) for tokens in law} == set(range(2, 9))
-    assert bias_of(law, pair, 2) <= TOLERANCE
+    distribution = then_fresh(lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, by_round), memory=2)
+    assert {len(tokens) for tokens in distribution} == set(range(2, 9))
+    assert bias_of(distribution, pair, 2) <= TOLERANCE
 
 
 @each_seed
@@ -113,7 +117,7 @@ def test_two_rounds_of_three_drafted_ids_have_the_target_s_law(rule: Rule) -> No
     ("rule", "keys"),
     [(numpy_samplers.token, by_round), (numpy_samplers.token, by_position), (numpy_samplers.block, by_round)],
 )
-def test_two_rounds_with_the_keys_of_the_rule_have_the_target_s_law(rule: Rule, keys: Keys, seed: int) -> None:
+def test_two_rounds_with_the_keys_of_the_rule_have_the_target_s_distribution(rule: Rule, keys: Keys, seed: int) -> None:
     pair = random_pair(seed, 2, memory=1)
     step: Step = lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, keys)  # noqa: E731
     assert bias_of(law_of(twice(step), ends=False), pair, 2) <= TOLERANCE
@@ -127,7 +131,7 @@ def test_two_rounds_of_block_are_biased_by_uniforms_of_positions(seed: int) -> N
     assert 0.002 < bias_of(law_of(twice(step), ends=False), pair, 2) < 0.1
 
 
-def matched_twice(pair: Pair, keys: Keys) -> Law:
+def matched_twice(pair: Pair, keys: Keys) -> Distribution:
     """Two rounds of ``match``, each path of which commits what the target alone draws with the same uniforms."""
     alone = Pair(pair.target, pair.draft, 0)
 
@@ -144,35 +148,35 @@ def matched_twice(pair: Pair, keys: Keys) -> Law:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("k", "vocab_size", "keys"), [(2, 3, common), (3, 2, common), (2, 2, by_position)])
-def test_two_rounds_of_match_have_the_target_s_law(k: int, vocab_size: int, keys: Keys, seed: int) -> None:
+def test_two_rounds_of_match_have_the_target_s_distribution(k: int, vocab_size: int, keys: Keys, seed: int) -> None:
     pair = random_pair(seed, k, vocab_size, memory=2)
     assert bias_of(matched_twice(pair, keys), pair, 2) <= TOLERANCE
 
 
-def test_two_rounds_of_match_with_three_greedily_drafted_ids_have_the_target_s_law() -> None:
+def test_two_rounds_of_match_with_three_greedily_drafted_ids_have_the_target_s_distribution() -> None:
     target = random_model(8, 3, memory=1)
     pair = Pair(target, one_hot(target), 3)
-    law = matched_twice(pair, by_position)
-    assert {len(tokens) for tokens in law} == set(range(2, 9))
-    assert bias_of(law, pair, 2) <= TOLERANCE
+    distribution = matched_twice(pair, by_position)
+    assert {len(tokens) for tokens in distribution} == set(range(2, 9))
+    assert bias_of(distribution, pair, 2) <= TOLERANCE
 
 
 # --- how much is accepted ------------------------------------------------------------------------------------------
 
 
-def accepted(law: Law) -> Law:
-    """The law of n."""
-    counts: Law = defaultdict(Fraction)
-    for tokens, chance in law.items():
+def accepted(distribution: Distribution) -> Distribution:
+    """The distribution of n."""
+    counts: Distribution = defaultdict(Fraction)
+    for tokens, chance in distribution.items():
         counts[(len(tokens) - 1,)] += chance
     return counts
 
 
-def mean(law: Law) -> Fraction:
-    return sum((chance * n for (n,), chance in accepted(law).items()), Fraction(0))
+def mean(distribution: Distribution) -> Fraction:
+    return sum((chance * n for (n,), chance in accepted(distribution).items()), Fraction(0))
 
 
-def round_law(pair: Pair, rule: Rule) -> Law:
+def round_law(pair: Pair, rule: Rule) -> Distribution:
     return law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round))
 
 
@@ -182,9 +186,9 @@ def round_law(pair: Pair, rule: Rule) -> Law:
 def test_the_paper_s_toy_case(rule: Rule, expected: Fraction) -> None:
     third = Fraction(1, 3)
     pair = Pair(lambda prefix: Row((third, 2 * third)), lambda prefix: Row((2 * third, third)), 2)
-    law = round_law(pair, rule)
-    assert mean(law) == expected
-    assert bias_of(law, pair, 1) <= TOLERANCE
+    distribution = round_law(pair, rule)
+    assert mean(distribution) == expected
+    assert bias_of(distribution, pair, 1) <= TOLERANCE
 
 
 @each_seed
@@ -230,6 +234,6 @@ def test_a_draft_that_is_the_target_is_always_accepted(rule: Rule) -> None:
 def test_a_draft_of_what_the_target_never_says_is_never_accepted(rule: Rule) -> None:
     zero, half = Fraction(0), Fraction(1, 2)
     pair = Pair(lambda prefix: Row((half, half, zero)), lambda prefix: Row((zero, zero, 2 * half)), 3)
-    law = round_law(pair, rule)
-    assert accepted(law) == {(0,): 1}
-    assert bias_of(law, pair, 1) <= TOLERANCE
+    distribution = round_law(pair, rule)
+    assert accepted(distribution) == {(0,): 1}
+    assert bias_of(distribution, pair, 1) <= TOLERANCE

@@ -62,7 +62,7 @@ def test_drawing_is_a_search_in_the_cumulated_weights_of_chunks_and_ids(
 
 @each_vocab_size
 def test_each_id_is_drawn_by_as_many_pairs_of_uniforms_as_it_has_weight(vocab_size: int) -> None:
-    """Ids of equal weight, over the middles of a grid so fine that every edge lies between its cells."""
+    """Ids of equal weight, over the middles of a grid so fine that every edge is between its cells."""
     weights = np.zeros(vocab_size, np.float32)
     ids = np.linspace(0, vocab_size - 1, min(vocab_size, 8)).astype(int)
     weights[ids] = 1 / len(ids)

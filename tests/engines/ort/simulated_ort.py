@@ -73,7 +73,7 @@ class SimulatedSession:
 
 
 class SimulatedBinding:
-    """Tensors on the GPU must lie there; one on the host is given to the real session from a place of its own."""
+    """Tensors on the GPU must be there; one on the host is given to the real session from a place of its own."""
 
     def __init__(self, cuda: SimulatedCuda, real: Any) -> None:
         self._cuda, self.real = cuda, real
@@ -99,4 +99,4 @@ class SimulatedBinding:
     def _check(self, name: str, device: str, dtype: Any, shape: Any, address: int) -> None:
         assert device == "cuda", f"{name} is bound on {device}"
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        assert self._cuda.is_within(self._cuda.sizes, address, num_bytes), f"{name} does not lie on the GPU"
+        assert self._cuda.is_within(self._cuda.sizes, address, num_bytes), f"{name} is not on the GPU"

@@ -1,4 +1,4 @@
-"""ONNX Runtime behind the seam, on a model of one layer: what a pass answers, its memory, its slots."""
+"""ONNX Runtime behind the interface, on a model of one layer: what a pass answers, its memory, its slots."""
 
 from __future__ import annotations
 

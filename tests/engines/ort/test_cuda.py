@@ -47,7 +47,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
-    """ONNX Runtime with a GPU, beside the real one on the CPU."""
+    """ONNX Runtime with a GPU, next to the real one on the CPU."""
     cuda = SimulatedCuda()
     opened = Device(cuda)
     module = SimulatedOrt(cuda)

@@ -267,7 +267,7 @@ class IExecutionContext:
                     self._refuse(f"{tensor.name}: no address on the GPU with {num_bytes} bytes")
                     return None
                 if tensor.alias and address != self.addresses[tensor.alias]:
-                    self._refuse(f"{tensor.name} does not lie where {tensor.alias} does")
+                    self._refuse(f"{tensor.name} is not where {tensor.alias} does")
                     return None
                 bind(tensor.name, "cpu", 0, np.dtype(tensor.dtype), shape, address)
         return io

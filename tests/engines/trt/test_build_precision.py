@@ -1,4 +1,6 @@
-"""Engines of what an export can ask for beside plain fp16: weights in integers, bf16, sliding windows. Really built."""
+"""Engines of what an export can ask for next to plain fp16: weights in integers, bf16, sliding windows. Really
+built.
+"""
 
 from __future__ import annotations
 

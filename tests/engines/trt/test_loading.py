@@ -167,7 +167,9 @@ def logits_after(binding: TrtBinding, ids: Array, past: int, widths: list[int]) 
 
 @pytest.mark.parametrize("past", [0, 1, 5, 32])
 def test_rows_equal_single_rows_equal_no_cache(twin: Twin, past: int) -> None:
-    """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache verify."""
+    """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache
+    verify.
+    """
     spec = twin.manifest.target.spec
     ids = np.random.default_rng(past).integers(0, spec.vocab_size, past + spec.max_rows)
     engine = target_of(twin)
@@ -200,7 +202,7 @@ def test_a_profile_for_one_token_is_used_where_it_was_built(twin: Twin) -> None:
     assert sorted(c.profile for e in twin.library.engines for c in e.contexts) == [0, 0, 2]
 
 
-def test_runtime_cache_is_kept_beside_the_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_cache_is_kept_next_to_the_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     path = engines_folder(twin.bundle, BACKEND) / RUNTIME_CACHE_NAME
 
     def generate() -> None:

@@ -22,7 +22,7 @@ from tests.tiny import save_tiny_model
 
 
 def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
-    """Names, bytes, who lies where, and that nothing is allocated beside the plan."""
+    """Names, bytes, who is where, and that nothing is allocated next to the plan."""
     samplers = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
     plan = plan_slot(twin.manifest, twin.backend, samplers, scratch_bytes=SCRATCH_BYTES)
     found = {}

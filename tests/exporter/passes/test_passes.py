@@ -138,7 +138,7 @@ def test_graph_inputs_and_outputs_have_the_contracts_symbols() -> None:
 
 
 def test_weights_are_let_go_when_the_graph_is_written(tmp_path: Path) -> None:
-    """Else the torch model stays in memory beside the engine that the written graph is compared on."""
+    """Else the torch model stays in memory next to the engine that the written graph is compared on."""
     model = tiny_model("llama-tied")
     spec = ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(model.config).kv_layers)
     graph = trace(model, spec)

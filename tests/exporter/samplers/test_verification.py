@@ -58,7 +58,7 @@ def rows_of(kind: str, p: Array, q: Array, rng: np.random.Generator) -> tuple[Ar
 
 
 def random_uniforms(rng: np.random.Generator, count: int, on_grid: bool) -> Array:
-    """Of a grid, so that some lie on edges, or of any fp32; some are 0, or 1, to which fp64 below 1 may round."""
+    """Of a grid, so that some are on edges, or of any fp32; some are 0, or 1, to which fp64 below 1 may round."""
     uniforms = rng.integers(0, 1024, count) / 1024 if on_grid else rng.random(count)
     special = rng.choice([0.0, BELOW_ONE, 1.0], count)
     return np.where(rng.random(count) < 0.1, special, uniforms).astype(np.float32)

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 VOCAB_SIZE = 211  # with 64 columns: large enough that the exporter does not fold a shared table
-WINDOW = 16  # sliding windows are shrunk so that 100 past tokens lie far beyond the edge
+WINDOW = 16  # sliding windows are shrunk so that 100 past tokens are far beyond the edge
 ORIGINAL_LENGTH = 64  # scaled ropes are tested beyond it
 
 _BASE = {

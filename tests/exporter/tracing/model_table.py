@@ -1,7 +1,7 @@
 """docs/models.md, made from what ``observe`` says: ``python -m tests.exporter.tracing.model_table --write``.
 
-The rows are the tiny configs of ``tests.exporter.tracing.architectures`` and one for every model type that transformers has a
-causal LM for. ``--check NAME...`` compares an export of rows or model types with transformers, without names all.
+The rows are the tiny configs of ``tests.exporter.tracing.architectures`` and one for every model type that transformers
+has a causal LM for. ``--check NAME...`` compares an export of rows or model types with transformers, without names all.
 """
 
 from __future__ import annotations
@@ -91,22 +91,22 @@ def document() -> str:
 _INTRODUCTION = """# What can be exported
 
 This file is written by `{command}` and checked by
-[tests/exporter/tracing/test_model_table.py](../tests/exporter/tracing/test_model_table.py). It says what `specrt export` answers with
-transformers {version}: before a weight is read, the model is built without weights and one pass of it is watched.
-The same model type may be refused with other options in its config, so the answer for a model is what `specrt export`
-or `specrt plan` says of it. Encoders such as BERT are shown as decoders (`is_decoder`); as encoders they are refused,
-since their attention is bidirectional.
+[tests/exporter/tracing/test_model_table.py](../tests/exporter/tracing/test_model_table.py). It says what `specrt
+export` answers with transformers {version}: before a weight is read, the model is built without weights and one pass of
+it is watched. The same model type may be refused with other options in its config, so the answer for a model is what
+`specrt export` or `specrt plan` says of it. Encoders such as BERT are shown as decoders (`is_decoder`); as encoders
+they are refused, since their attention is bidirectional.
 
 What is exported: decoder-only models with softmax attention over a KV cache, which call transformers' attention, mask
 and cache interfaces, whatever their positions, norms, biases and activations are. Layers may have sliding windows of
 any size, groups of queries on one KV head, soft caps, and scales of their own.
 
-**Sampler sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those from
-16 to 256. Other heads are padded with zeros to the next multiple of 8, after rotation: zeros add nothing to q.k, the
-scale stays that of the model's own size, and the padding is cut off the result. The KV cache has the padded size, and
-so have `inspect`, `plan` and the byte counts (a model with heads of 100 stores 104, 4 % more). Values of another size
-than keys are padded to the larger of both. For TensorRT, heads below 16 or above 256 are computed in single operators,
-since there is no fused kernel. No head size is refused.
+**Sampler sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those
+from 16 to 256. Other heads are padded with zeros to the next multiple of 8, after rotation: zeros add nothing to q.k,
+the scale stays that of the model's own size, and the padding is cut off the result. The KV cache has the padded size,
+and so have `inspect`, `plan` and the byte counts (a model with heads of 100 stores 104, 4 % more). Values of another
+size than keys are padded to the larger of both. For TensorRT, heads below 16 or above 256 are computed in single
+operators, since there is no fused kernel. No head size is refused.
 
 **What is compared.** `make test-slow` exports every tiny config of the first table, and every exported model type of
 the second one as a random model of two layers, and compares logits and 40 greedy ids with transformers'. Four of the

@@ -44,7 +44,7 @@ def test_n_gram_drafts_are_those_of_the_definition(committed: list[int], k: int,
 @given(
     SEQUENCES, st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), min_size=1, max_size=4)), max_size=9)
 )
-def test_an_index_that_grows_answers_as_one_made_anew(prompt: list[int], rounds: list[tuple[int, list[int]]]) -> None:
+def test_an_index_that_grows_answers_as_one_made_again(prompt: list[int], rounds: list[tuple[int, list[int]]]) -> None:
     """Each round commits some of the draft and then other tokens: what was drafted and rejected must leave no trace."""
     drafter, committed = NGramDrafter(), list(prompt)
     drafter.propose(committed, 0)

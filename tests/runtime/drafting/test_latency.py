@@ -17,7 +17,7 @@ def test_nothing_is_known_at_first() -> None:
     assert LatencyModel(0.05, {1: 2.0}).is_known
 
 
-def test_widths_between_two_seen_lie_on_a_line_and_those_beyond_on_the_slope() -> None:
+def test_widths_between_two_seen_is_on_a_line_and_those_beyond_on_the_slope() -> None:
     costs = LatencyModel(0.5, {2: 15.0, 4: 25.0})
     assert [costs.ms(width) for width in (1, 2, 3, 4, 6)] == [10.0, 15.0, 20.0, 25.0, pytest.approx(35.0)]
 

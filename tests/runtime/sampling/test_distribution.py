@@ -1,8 +1,8 @@
-"""``token`` and ``block`` in the real loop: the first tokens have the target's law, and the classic bugs fail.
+"""``token`` and ``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
 
-A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact law of
-the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test, and the seeds
-are fixed.
+A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact
+distribution of the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test,
+and the seeds are fixed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specrt.runtime.sampling.verifier import draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.target import Draft
 from tests.runtime.fakes import Logits, Pair, hashed_logits, limits_of, noisy, pair_of
-from tests.runtime.plain import distribution, penalized
+from tests.runtime.plain import penalized
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
@@ -37,15 +37,15 @@ Tokens = tuple[int, ...]
 
 def law_of(table: Logits, settings: Settings, length: int, vocab_size: int) -> dict[Tokens, float]:
     """The chance of each sequence of ``length`` tokens after the prompt."""
-    law: dict[Tokens, float] = {(): 1.0}
+    distribution: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
         longer = {}
-        for tokens, chance in law.items():
+        for tokens, chance in distribution.items():
             sequence = [*PROMPT, *tokens]
             p = distribution(penalized(table(sequence), settings, sequence, len(PROMPT)), settings)
             longer.update({(*tokens, token): chance * p[token] for token in range(vocab_size)})
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
 MakeDraft = Callable[[Pair, Settings], Draft]
@@ -69,12 +69,12 @@ def tokens_of_runs(
     return found
 
 
-def excess(found: Counter[Tokens], law: dict[Tokens, float]) -> float:
+def excess(found: Counter[Tokens], distribution: dict[Tokens, float]) -> float:
     """Pearson's chi-square as a normal deviate (Wilson and Hilferty 1931); rare sequences share a cell."""
     num_runs = found.total()
-    assert all(law[tokens] > 0 for tokens in found)
+    assert all(distribution[tokens] > 0 for tokens in found)
     cells, rare = [], [0.0, 0.0]
-    for tokens, chance in sorted(law.items(), key=lambda item: item[1]):
+    for tokens, chance in sorted(distribution.items(), key=lambda item: item[1]):
         rare = [rare[0] + num_runs * chance, rare[1] + found[tokens]]
         if rare[0] >= MIN_EXPECTED:
             cells.append(rare)
@@ -118,7 +118,7 @@ ROUNDS, WIDE = Experiment(3, 4), Experiment(8, 2)
     ],
     ids=["two rounds", "eight ids", "processed"],
 )
-def test_the_first_tokens_have_the_target_s_law(
+def test_the_first_tokens_have_the_target_s_distribution(
     rule: str, experiment: Experiment, changes: dict[str, Any], num_runs: int
 ) -> None:
     assert experiment.excess(replace(SETTINGS, rule=rule, **changes), num_runs) < NORMAL_QUANTILE
@@ -135,7 +135,7 @@ class Mixed(ModelDrafter):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-def test_rounds_of_both_kinds_of_draft_keep_the_target_s_law(rule: str) -> None:
+def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution(rule: str) -> None:
     assert ROUNDS.excess(replace(SETTINGS, rule=rule), 2000, drafter=Mixed) < NORMAL_QUANTILE
 
 
@@ -198,7 +198,7 @@ class Dropping(ModelDrafter):
 
 
 class Pretending(Mixed):
-    """Says that ids of its own choice were drawn from the probabilities that lie there."""
+    """Says that ids of its own choice were drawn from the probabilities that are there."""
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         drafted = super().propose(committed, k)
@@ -217,7 +217,7 @@ def test_dropping_drawn_ids_is_noticed(rule: str) -> None:
 
 
 def test_numbers_that_come_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``block`` with the numbers of the position: what lies beyond those accepted is verified again with the same."""
+    """``block`` with the numbers of the position: what is beyond those accepted is verified again with the same."""
 
     def by_position(self: Uniforms, stream: int, num_committed: int, count: int) -> Array:
         return self._rows(stream, (num_committed, 0), count)

@@ -1,4 +1,5 @@
-"""Sampling in the loop: with a seed, what is drafted changes no token; without, ``token`` and ``block`` keep the law.
+"""Sampling in the loop: with a seed, what is drafted changes no token; without, ``token`` and ``block`` keep the
+distribution.
 
 PLAIN (``decode``) is written by hand in float64 and knows no speculation. Processing and filters are on in half the
 cases.
@@ -57,7 +58,7 @@ each_variant = pytest.mark.parametrize("variant", VARIANTS)
 @each_variant
 @pytest.mark.parametrize("drafter", ["none", "model", "smaller", "larger", "wrong"])
 def test_no_draft_changes_a_token(temperature: float, variant: str, drafter: str) -> None:
-    """Drafts of another vocabulary or law; K = 1 .. 8, one after another in one slot."""
+    """Drafts of another vocabulary or distribution; K = 1 .. 8, one after another in one slot."""
     size = VOCAB_SIZE + {"smaller": -5, "larger": 5}.get(drafter, 0)
     draft = noisy(TABLE, 2, size, 0.125) if drafter != "wrong" else lambda prefix: np.roll(TABLE(prefix), 1)
     pair = pair_of(TABLE, draft, VOCAB_SIZE, size)
@@ -232,7 +233,7 @@ def check_widths(pair: Pair, settings: Settings) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("variant", ["bare", "filters", "penalties", "both"])
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_a_draft_of_the_same_law_is_accepted_whole(rule: str, variant: str, k: int) -> None:
+def test_a_draft_of_the_same_distribution_is_accepted_whole(rule: str, variant: str, k: int) -> None:
     """p = q to the last bit, so that u q < p wherever u < 1: rows of the draft's probabilities are where they belong.
 
     Each row's penalties count what was drafted before it.

@@ -140,15 +140,15 @@ def test_a_bad_prompt_gets_one_line(prompt: Any, message: str) -> None:
     assert str(caught.value) == message
 
 
-MEND = "change the messages, or pass plain text (--raw)"
+FIX = "change the messages, or pass plain text (--raw)"
 BAD_TEMPLATES = {
-    "{{ raise_exception('no\n system') }}": f"chat template: no system (TemplateError); {MEND}",
-    "{{ 1 + 'a' }}": f"chat template: unsupported operand type(s) for +: 'int' and 'str' (TypeError); {MEND}",
-    "{% if %}": f"chat template: Expected an expression, got 'end of statement block' (TemplateSyntaxError); {MEND}",
+    "{{ raise_exception('no\n system') }}": f"chat template: no system (TemplateError); {FIX}",
+    "{{ 1 + 'a' }}": f"chat template: unsupported operand type(s) for +: 'int' and 'str' (TypeError); {FIX}",
+    "{% if %}": f"chat template: Expected an expression, got 'end of statement block' (TemplateSyntaxError); {FIX}",
     "{{ messages.append(1) }}": "chat template: access to attribute 'append' of 'list' object is unsafe. "
-    f"(SecurityError); {MEND}",
+    f"(SecurityError); {FIX}",
     "{{ ''.__class__.__mro__ }}": "chat template: access to attribute '__class__' of 'str' object is unsafe. "
-    f"(SecurityError); {MEND}",
+    f"(SecurityError); {FIX}",
     "": EMPTY,
 }
 

@@ -59,7 +59,7 @@ def test_the_pair_is_named_with_its_weights(tiny_bundle: Path) -> None:
 
 
 def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Path) -> None:
-    """The torch model may lie elsewhere; in bf16 ids may differ, which is reported and no failure."""
+    """The torch model may be elsewhere; in bf16 ids may differ, which is reported and no failure."""
     elsewhere = tmp_path / "moved"
     elsewhere.symlink_to(manifest_from_bundle(tiny_bundle).target.source)
     names = "eager,eager-bf16,assisted-bf16,plain"

@@ -93,7 +93,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Advance]:
     return at
 
 
-def test_contenders_that_lie_are_reported_as_liars(tiny_bundle: Path, fakes: Any) -> None:
+def test_contenders_that_is_are_reported_as_liars(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "liar", "short")
     plain, liar, short = bench.scores
     assert (plain.equal_prompts, liar.equal_prompts, short.equal_prompts) == (2, 0, 0)

@@ -93,7 +93,7 @@ def test_ending_early_is_reported_and_earns_nothing() -> None:
     assert row.differences == (Difference("chat", 2, 3, None), Difference("math", 1, 6, None))
 
 
-def test_a_lie_in_any_repeat_is_found() -> None:
+def test_a_is_in_any_repeat_is_found() -> None:
     liar = [[answer([1, 2, 3, 4], 1.0), answer([1, 2, 3, 4, 5], 1.0)], repeated([5, 6], 1.0)]
     row = scores(eager=EAGER, model=liar)["model"]
     assert row.differences == (Difference("chat", 4, None, 5),)

@@ -27,7 +27,8 @@ def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: An
         transposed: Array = values.T
         return transposed
     if name.endswith("ffn_gate_inp_shexp.weight"):
-        return values[0]
+        first: Array = values[0]
+        return first
     return values
 
 
