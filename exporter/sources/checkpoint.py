@@ -167,16 +167,16 @@ def _opening(path: Path) -> Iterator[None]:
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    file = safe_open(path, framework="pt")  # type: ignore[no-untyped-call]
+    file: Any = safe_open(path, framework="pt")
     for name in file.keys():  # noqa: SIM118, safe_open is no mapping
-        yield name, lambda name=name: file.get_tensor(name)
+        yield name, partial(file.get_tensor, name)
 
 
 def _bin_tensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
-            yield name, lambda tensor=tensor: tensor
+            yield name, tensor.detach
 
 
 def _is_zip(path: Path) -> bool:

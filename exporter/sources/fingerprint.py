@@ -24,7 +24,7 @@ class Fingerprint:
         """Take ``tensor``, of any shape and dtype, under the name that its file gives."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = ",".join(map(str, tensor.shape))
-        self._lines.append(f"{name} {dtype} [{shape}] {hashlib.sha256(raw_bytes(tensor).numpy()).hexdigest()}")
+        self._lines.append(f"{name} {dtype} [{shape}] {hashlib.sha256(raw_bytes(tensor).numpy().data).hexdigest()}")
 
     def hexdigest(self) -> str:
         """The fingerprint of what was added, 64 hexadecimal digits."""

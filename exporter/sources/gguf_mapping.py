@@ -23,7 +23,7 @@ def _interleaved(heads: str) -> Inverse:
     """Rotary halves, which llama.cpp interleaves within each of the config's ``heads`` heads."""
 
     def inverse(tensor: torch.Tensor, config: Any) -> torch.Tensor:
-        rows = tensor.unflatten(0, (getattr(config, heads), -1, 2))  # [heads, head_dim / 2, 2, ...]
+        rows = tensor.view(getattr(config, heads), -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, ...]
         return rows.transpose(1, 2).reshape(tensor.shape)
 
     return inverse

@@ -68,7 +68,7 @@ def map_names(model: Any, names: Iterable[str]) -> FileMap:
 
 
 def _map_by_conversions(
-    model: Any, state: Mapping[str, Any], names: Iterable[str], taken: Mapping[str, TensorMap]
+    model: Any, state: dict[str, Any], names: Iterable[str], taken: Mapping[str, TensorMap]
 ) -> tuple[list[TensorMap], list[str]]:
     """What transformers' table of renamings and conversions makes of ``names``, and what it knows nothing of."""
     transforms = get_model_conversion_mapping(model, None, getattr(model, "hf_quantizer", None))
