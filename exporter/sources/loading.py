@@ -19,6 +19,7 @@ from specrt.engines.progress import Progress, Silent
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
+from specrt.exporter.sources.fp8 import Fp8Checkpoint, is_fp8
 from specrt.exporter.sources.gguf_mapping import map_gguf_names
 from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
@@ -47,6 +48,8 @@ def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = N
     stored = source.checkpoint()
     checkpoint = stored if source.decode is None else source.decode(stored)
     model, info = _from_pretrained(source, checkpoint, dtype)
+    if is_fp8(source.config):
+        checkpoint = Fp8Checkpoint(stored)
     try:
         file_map = _map(model, checkpoint)
         _check_names(model, checkpoint, file_map, info, progress)
@@ -177,7 +180,7 @@ def _check_values(model: Any, checkpoint: Checkpoint, file_map: FileMap, progres
         for name, tensor in zip(row.sources, tensors, strict=True):
             fingerprint.add(name, tensor)
         for name, expected in _converted(row, tensors).items():
-            _compare(state[name], expected, name, row)
+            _compare(state[name], expected, name, row, row.is_computed or isinstance(checkpoint, Fp8Checkpoint))
             progress.advance(state[name].nbytes)
     for name in file_map.unread:
         fingerprint.add(name, checkpoint.read(name))
@@ -194,13 +197,13 @@ def _converted(row: TensorMap, tensors: list[torch.Tensor]) -> dict[str, torch.T
         ) from error
 
 
-def _compare(loaded: torch.Tensor, expected: torch.Tensor, name: str, row: TensorMap) -> None:
+def _compare(loaded: torch.Tensor, expected: torch.Tensor, name: str, row: TensorMap, is_computed: bool) -> None:
     if expected.shape != loaded.shape:
         raise SourceError(
             f"{name} is {list(expected.shape)} in its files and {list(loaded.shape)} in the loaded model: "
             "correct config.json, or download the model again"
         )
-    if not _same(loaded.cpu(), expected.to(loaded.dtype), row.is_computed):
+    if not _same(loaded.cpu(), expected.to(loaded.dtype), is_computed):
         raise SourceError(
             f"{name} of the loaded model is not what its files hold in {', '.join(row.sources[:2])}: "
             "transformers changed it while loading; install the versions of transformers and torch that specrt names"

@@ -108,7 +108,7 @@ def _converted(
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
     targets = _targets(converter.target_patterns, target, state)
-    return TensorMap(tuple(name for name, _ in members), targets, convert, is_computed=_computes(converter))
+    return TensorMap(tuple(name for name, _ in members), targets, convert)
 
 
 def _targets(patterns: Sequence[str], first: str, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -121,8 +121,3 @@ def _targets(patterns: Sequence[str], first: str, state: Mapping[str, Any]) -> t
         any_number = re.compile(expression.sub(lambda _: expression.pattern, re.escape(first)))
         found |= {name for name in state if any_number.fullmatch(name)}
     return tuple(sorted(found & state.keys()))
-
-
-def _computes(converter: Any) -> bool:
-    """Whether a conversion calculates (dequantizes) rather than moves values."""
-    return any("quantize" in type(operation).__name__.lower() for operation in converter.operations)

@@ -73,6 +73,7 @@ _HARMLESS = (
     _Harmless(re.compile(r"^(model\.)?(mtp|mtp_layers|mtp_block)\."), "a multi-token-prediction head"),
     _Harmless(_LAYER, "a multi-token-prediction head", _is_extra_layer),
     _Harmless(re.compile(rf"^(model\.|thinker\.)?({_TOWERS})(\.|$)"), "an image or audio tower"),
+    _Harmless(re.compile(r"\.(activation_scale|input_scale)$"), "scales of activations, which stay floats here"),
     _Harmless(re.compile(r"^rope_(freqs|factors_long|factors_short)\.weight$"), "rope factors, part of the config"),
 )
 # Buffers that a model registers as persistent although they follow from the config: files may lack them.

@@ -14,9 +14,7 @@ from specrt.engines.seam import Array
 
 def _interleave(values: Array, heads: int) -> Array:
     """llama.cpp's order of the rows of queries and keys."""
-    pairs: Array = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2)
-    rows: Array = pairs.reshape(values.shape)
-    return rows
+    return np.reshape(values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2), values.shape)
 
 
 def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: Any) -> Array:

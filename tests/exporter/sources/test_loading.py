@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BertConfig, MixtralConfig
 
 from specrt.engines.errors import SourceError
 from specrt.exporter.sources.loading import load_model
 from tests.exporter.architectures import ROWS, tiny_model
-from tests.exporter.sources.folders import Tensors, change_config, change_weights, load, save_model, source_of
+from tests.exporter.sources.folders import WEIGHTS, Tensors, change_config, change_weights, load, save_model, source_of
 from tests.exporter.sources.gguf_models import write_gguf
 
 PACKED = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
@@ -226,6 +227,36 @@ def test_an_expert_that_is_absent(weight: str, mixtral: Path, tmp_path: Path) ->
     change_weights(folder, without(f"model.layers.0.block_sparse_moe.experts.2.{weight}.weight"))
     with pytest.raises(SourceError, match=r"experts"):
         load(folder)
+
+
+def in_fp8(tensors: Tensors) -> Tensors:
+    """Each projection in FP8 with a scale for each block of 64 x 64."""
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor
+        if "_proj." in name:
+            rows, columns = tensor.shape
+            found[name] = tensor.to(torch.float8_e4m3fn)
+            found[f"{name}_scale_inv"] = torch.rand(rows // 64, columns // 64) + 0.5
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_fp8_weights_are_compared_with_our_own_product(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "m", "llama", hidden_size=128, num_key_value_heads=4, intermediate_size=192)
+    change_weights(folder, in_fp8)
+    with pytest.raises(SourceError, match=r"14 tensors of its files are read by nothing, .*FP8"):
+        load(folder, dtype)
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+    change_config(folder, quantization_config=quantization)
+    state = load_file(folder / WEIGHTS)
+    weight = load(folder, dtype).model.model.layers[1].mlp.up_proj.weight
+    name = "model.layers.1.mlp.up_proj.weight"
+    expected = state[name][70, 80].float() * state[f"{name}_scale_inv"][1, 1]
+    torch.testing.assert_close(weight[70, 80].float(), expected, rtol=1e-3, atol=0)
+    change_weights(folder, without("model.layers.0.mlp.up_proj.weight_scale_inv"))
+    with pytest.raises(SourceError, match=r"up_proj\.weight is FP8 and its scale .* is not in the files"):
+        load(folder, dtype)
 
 
 GGUF_ARCHITECTURES = ("llama", "llama-tied", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gpt2")
