@@ -92,10 +92,14 @@ class Runtime:
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
-        times = (None, None) if tuning is None else (tuning.target_ms, tuning.draft_ms)
-        rates = None if tuning is None else tuning.acceptance
-        reads = (target.further_reads, entry.further_reads)
-        self.estimates = OnlineEstimates.of(self.manifest.num_speculative_tokens, slopes, *times, rates, reads)
+        self.estimates = OnlineEstimates.of(
+            self.manifest.num_speculative_tokens,
+            slopes,
+            target_ms=tuning.target_ms if tuning else None,
+            draft_ms=tuning.draft_ms if tuning else None,
+            rates=tuning.acceptance if tuning else None,
+            further_reads=(target.further_reads, entry.further_reads),
+        )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Generate piece by piece of text; ``Stream.result`` is there at the end.

@@ -37,15 +37,15 @@ Tokens = tuple[int, ...]
 
 def law_of(table: Logits, settings: Settings, length: int, vocab_size: int) -> dict[Tokens, float]:
     """The chance of each sequence of ``length`` tokens after the prompt."""
-    distribution: dict[Tokens, float] = {(): 1.0}
+    chances: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
         longer = {}
-        for tokens, chance in distribution.items():
+        for tokens, chance in chances.items():
             sequence = [*PROMPT, *tokens]
             p = distribution(penalized(table(sequence), settings, sequence, len(PROMPT)), settings)
             longer.update({(*tokens, token): chance * p[token] for token in range(vocab_size)})
-        distribution = longer
-    return distribution
+        chances = longer
+    return chances
 
 
 MakeDraft = Callable[[Pair, Settings], Draft]
