@@ -24,6 +24,7 @@ from specrt.exporter.passes.graph import (
     add_initializer,
     deferred_initializer,
     experts_per_token,
+    producer,
     remove_unused,
 )
 
@@ -34,8 +35,11 @@ def lay_out_experts(model: ir.Model) -> ir.Model:
         if node.op_type != "MoE":
             continue
         for index, value in enumerate(node.inputs[FIRST_EXPERTS_INPUT:], start=FIRST_EXPERTS_INPUT):
+            cast = producer(value, "Cast")  # beside fp16, to fp32: it stays
+            reader, place = (node, index) if cast is None else (cast, 0)
+            value = reader.inputs[place]
             if value is not None and value.const_value is None:
-                node.replace_input_with(index, _laid_out(model, value))
+                reader.replace_input_with(place, _laid_out(model, value))
     remove_unused(model)
     return model
 

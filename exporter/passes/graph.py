@@ -94,7 +94,7 @@ def _share_read(value: ir.Value) -> float:
     """The share of ``value`` that a pass reads; what is only dequantized for lookups is not widened as a whole."""
     shares = [0.0]
     for node, index in value.uses():
-        if node.op_type == "DequantizeLinear":
+        if node.op_type in ("DequantizeLinear", "Cast"):
             shares.append(_share_read(node.outputs[0]))
         elif node.op_type in EXPERTS and index >= FIRST_EXPERTS_INPUT:
             shares.append(experts_per_token(node) / num_experts(node))
@@ -121,12 +121,9 @@ def experts_of(model: ir.Model) -> Experts | None:
     kinds = {(num_experts(node), experts_per_token(node)) for node in nodes}
     if len(kinds) != 1:
         return None
-    stored = [
-        value.const_value.nbytes
-        for node in nodes
-        for value in node.inputs[FIRST_EXPERTS_INPUT:]
-        if value is not None and value.const_value is not None
-    ]
+    values = {value for node in nodes for value in node.inputs[FIRST_EXPERTS_INPUT:] if value is not None}
+    values |= {cast.inputs[0] for value in values if (cast := producer(value, "Cast")) and cast.inputs[0] is not None}
+    stored = [value.const_value.nbytes for value in values if value.const_value is not None]
     ((count, per_token),) = kinds
     return Experts(len(nodes), count, per_token, sum(stored) // (len(nodes) * count))
 

@@ -4,6 +4,8 @@ A model's code routes as it does, and hands over the chosen experts of each toke
 (``observe``) that is recorded. Under ``torch.onnx.export`` it becomes, in the dialect ``onnxruntime`` and for experts
 that are ``down(silu(gate) * up)``, one ``com.microsoft::MoE``, which reads the chosen experts only. All other experts,
 and those of the dialect ``standard``, are computed for every token and weighted, with 0 where they were not chosen.
+The operator's CPU kernel is for fp32. In fp16 the graph casts the weights, which ONNX Runtime folds when it loads the
+graph; casts of its own would run in every pass.
 
 ``MoE`` takes router logits and weights experts by a softmax of its own. It is handed one row for each token and chosen
 expert, and logits that leave it no choice; its outputs are weighted and added here. So any router is expressed, and the
@@ -23,7 +25,7 @@ from specrt.exporter.tracing.state import ExpertsSite, Tracing, current
 
 IMPLEMENTATION = "specrt"
 EXPERTS_PER_TOKEN = "specrt.experts_per_token"  # key of the node's metadata: the operator's own k is 1
-_NOT_CHOSEN = -1e4  # as a logit, within fp16; that of the chosen expert is 0
+_NOT_CHOSEN = -1e4  # as a logit; that of the chosen expert is 0
 _SILUS: tuple[Any, ...] = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
 
 
@@ -70,8 +72,8 @@ def _sparse(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     num_tokens, num_chosen = top_k_index.shape[0], top_k_index.shape[1]
-    rows = hidden_states[:, None].expand(-1, num_chosen, -1).reshape(-1, hidden_states.shape[-1])  # [M * k, H]
-    none = torch.full((rows.shape[0], _num_experts(module)), _NOT_CHOSEN, dtype=rows.dtype)
+    rows = hidden_states[:, None].expand(-1, num_chosen, -1).reshape(-1, hidden_states.shape[-1]).float()  # [M * k, H]
+    none = torch.full((rows.shape[0], _num_experts(module)), _NOT_CHOSEN)
     logits = none.scatter(1, top_k_index.reshape(-1, 1), 0.0)  # [M * k, E]
     gate_up, down = module.gate_up_proj, module.down_proj
     if module.is_transposed:
@@ -82,10 +84,10 @@ def _sparse(
         [
             rows,
             logits,
-            _interleaved(gate_up),  # [E, 2 I, H]
-            None if bias_up is None else _interleaved(bias_up[..., None]).reshape(bias_up.shape),
-            down,  # [E, H, I]
-            bias_down,
+            _interleaved(gate_up).float(),  # [E, 2 I, H]
+            None if bias_up is None else _interleaved(bias_up[..., None]).reshape(bias_up.shape).float(),
+            down.float(),  # [E, H, I]
+            None if bias_down is None else bias_down.float(),
         ],
         {
             "k": 1,

@@ -141,12 +141,12 @@ def test_without_one_the_first_round_is_plain_and_the_second_drafts() -> None:
 
 def test_a_mixture_of_experts_begins_with_a_smaller_k() -> None:
     """Passes of one token take alike, wider ones are not measured: those of a mixture read more experts."""
-    experts = Experts(num_layers=1, num_experts=8, experts_per_token=2, bytes_per_expert=40)
+    experts = Experts(num_layers=1, num_experts=8, experts_per_token=2, bytes_per_expert=15)
     widths = {}
     for name, reads in (("dense", None), ("mixture", lambda width: experts.further_bytes(width) / 100)):
-        measured = {"1": 10.0}, {"1": 0.5}, {MODEL: [0.9]}
+        measured = {"1": 10.0}, {"1": 1.0}, {MODEL: [0.7]}
         estimates = OnlineEstimates.of(K, (0.05, 0.05), *measured, further_reads=(reads, None))
-        machine = Machine(0.05, 0.5)
+        machine = Machine(0.05, 1.0)
         widths[name] = len(adaptive(machine, estimates).propose([1, 2, 3], K))
     assert 1 <= widths["mixture"] < widths["dense"]
 

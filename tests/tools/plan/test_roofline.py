@@ -91,12 +91,16 @@ def test_a_pass_of_more_tokens_reads_more_experts() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.8, 0.9, 1.0])
-def test_the_best_k_of_a_mixture_is_at_most_that_of_a_dense_model_of_the_same_bytes(rate: float) -> None:
-    dense, mixture = rounds_of(MODEL, DRAFT, GPU, 8, 0), rounds_of(MIXTURE, DRAFT, GPU, 8, 0)
+def test_speculation_gains_less_on_a_mixture_than_on_a_dense_model_of_the_same_bytes(rate: float) -> None:
+    """Where memory decides. The first drafted tokens cost most, since later ones find experts that are read already."""
+    device = replace(GPU, flops_per_s=1e12)
+    dense, mixture = (rounds_of(model, DRAFT, device, 8, 0) for model in (MODEL, MIXTURE))
     assert mixture.best_k((rate,)) <= dense.best_k((rate,))
-    assert mixture.speedup((rate,), 4) < dense.speedup((rate,), 4)
-    if rate == 0.8:
-        assert (mixture.best_k((rate,)), dense.best_k((rate,))) == (1, 7)
+    assert all(mixture.speedup((rate,), k) < dense.speedup((rate,), k) for k in range(1, 9))
+    even = mixture.break_even(1), dense.break_even(1)
+    assert even[0] is not None and even[1] is not None and even[0] > even[1]
+    if rate == 0.6:
+        assert (mixture.best_k((rate,)), dense.best_k((rate,))) == (0, 3)
 
 
 def test_the_fit_finds_the_device_behind_a_mixture() -> None:
