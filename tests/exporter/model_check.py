@@ -76,7 +76,8 @@ def _feed(binding: Any, ids: Array, start: int, rows: int) -> Array:
 def _logits(engine: OrtEngine, ids: Array) -> Array:
     """Logits [N, V] of ``ids`` [N], in passes of several widths on a growing cache."""
     binding = engine.open(0)
-    rows, start = [], 0
+    rows: list[Array] = []
+    start = 0
     while start < len(ids):
         part = ids[start : start + _WIDTHS[len(rows) % len(_WIDTHS)]]
         rows.append(_feed(binding, part, start, len(part)))
