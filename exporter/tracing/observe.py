@@ -18,6 +18,7 @@ from specrt.exporter.tracing.refusals import reason_of, refuse_by_config
 from specrt.exporter.tracing.state import AttentionSite, ExpertsSite, Tracing, tracing
 
 _READS_IDS = "warn_if_padding_and_no_attention_mask"  # a warning that needs the values of ids
+_OWN_POSITIONS = "create_position_ids_from_input_ids"  # of embeddings: position = padding id + 1 + index
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def _without_weights(config: Any, trust_remote_code: bool) -> Any:
     for module in model.modules():
         if hasattr(module, _READS_IDS):
             setattr(module, _READS_IDS, _ignore)
+        if hasattr(module, _OWN_POSITIONS):
+            refuse(f"{type(module).__name__} numbers its positions from the padding id on, and not from 0")
     return model
 
 

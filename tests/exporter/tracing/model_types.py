@@ -66,7 +66,7 @@ _DEFAULTS = {"prophetnet", "zamba", "zamba2", "dots3_note"}
 
 def tiny_config_of(model_type: str) -> Any:
     """A config of ``model_type`` with two layers, or one layer for each kind that its default config has."""
-    kind = hf.CONFIG_MAPPING[model_type]
+    kind: Any = hf.CONFIG_MAPPING[model_type]
     if model_type in _DEFAULTS:
         return kind()
     if "text_config" in (getattr(kind, "sub_configs", None) or {}):

@@ -42,6 +42,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "cross-attention": (hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, add_cross_attention=True), "cross-attention"),
     "more than one text model": (hf.MusicgenConfig(), "more than one text model"),
     "sizes that do not fit": (hf.BertConfig(hidden_size=64, num_attention_heads=12), "cannot be built from its config"),
+    "positions": (tiny_config_of("roberta"), "numbers its positions from the padding id on"),
     "values decide": (tiny_config_of("jetmoe"), "depends on the values of its tensors"),
     "loops": (tiny_config_of("hrm_text"), "runs more than once in a pass"),
     "chunked attention": (hf.Llama4TextConfig(**_SMALL, num_key_value_heads=2), "chunked_attention"),
