@@ -1,4 +1,4 @@
-"""A GGUF file's metadata is parsed once an export: transformers does it for the config, the tokenizer and the weights."""
+"""A GGUF file's metadata is parsed once an export; transformers parses it for config, tokenizer and weights each."""
 
 from __future__ import annotations
 
