@@ -49,9 +49,7 @@ def record(
 
 @contextmanager
 def layer_hooks(layers: Sequence[torch.nn.Module], enter: Any, leave: Any) -> Iterator[None]:
-    """Call ``enter(index, hidden)`` and ``leave(index, hidden)`` around each layer; what they return takes its
-    place.
-    """
+    """Call ``enter(index, hidden)`` before each layer and ``leave(index, hidden)`` after it; use what they return."""
     handles = []
     for index, layer in enumerate(layers):
         handles.append(layer.register_forward_pre_hook(_entering(enter, index), with_kwargs=True))

@@ -25,6 +25,7 @@ from specrt.exporter.tracing.kinds import layer_hooks
 MARKER_DOMAIN = "specrt.layer"
 _ENTER, _LEAVE = "Enter", "Leave"
 _PARTS = ("key", "value")
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 class CannotStamp(Exception):
@@ -148,9 +149,7 @@ class Stamp:
             found = {owners[value] for value in node.inputs if value in owners}
             if node.domain == MARKER_DOMAIN or not found:
                 continue
-            if len(found) > 1 or any(
-                a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()
-            ):
+            if len(found) > 1 or any(a.type in _GRAPHS for a in node.attributes.values()):
                 raise CannotStamp(f"{node.op_type} reads from several layers")
             (number,) = found
             traced[number].nodes.append(node)
