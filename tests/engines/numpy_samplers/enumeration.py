@@ -103,7 +103,7 @@ class NearEnds:
 Uniforms = Path | NearEnds
 
 
-def law_of(program: Callable[[Uniforms], Tokens], ends: bool = True) -> Distribution:
+def exact_distribution(program: Callable[[Uniforms], Tokens], ends: bool = True) -> Distribution:
     """The exact distribution of what ``program`` returns when its uniforms are independent."""
     distribution: Distribution = defaultdict(Fraction)
     pending: list[tuple[int, ...]] = [()]

@@ -26,7 +26,7 @@ from tests.engines.numpy_samplers.enumeration import (
     by_position,
     by_round,
     common,
-    law_of,
+    exact_distribution,
     random_model,
 )
 
@@ -73,10 +73,10 @@ def then_fresh(step: Step, memory: int) -> Distribution:
     """
     second: dict[Tokens, Distribution] = {}
     distribution: Distribution = defaultdict(Fraction)
-    for first, chance in law_of(partial(step, ())).items():
+    for first, chance in exact_distribution(partial(step, ())).items():
         context = first[-memory:]
         if context not in second:
-            second[context] = law_of(partial(step, context))
+            second[context] = exact_distribution(partial(step, context))
         for tokens, weight in second[context].items():
             distribution[first + tokens] += chance * weight
     return distribution
@@ -90,7 +90,7 @@ def then_fresh(step: Step, memory: int) -> Distribution:
 @each_rule
 def test_a_round_has_the_target_s_distribution(rule: Rule, k: int, seed: int) -> None:
     pair = random_pair(seed, k)
-    assert bias_of(law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
+    assert bias_of(exact_distribution(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
 
 
 @each_seed
@@ -98,7 +98,7 @@ def test_a_round_has_the_target_s_distribution(rule: Rule, k: int, seed: int) ->
 def test_a_round_of_match_has_the_target_s_distribution(k: int, keys: Keys, seed: int) -> None:
     """The draft draws with uniforms of its own, and with the target's."""
     pair = random_pair(seed, k)
-    assert bias_of(law_of(lambda uniforms: pair.matched((), uniforms, keys)), pair, 1) <= TOLERANCE
+    assert bias_of(exact_distribution(lambda uniforms: pair.matched((), uniforms, keys)), pair, 1) <= TOLERANCE
 
 
 # --- two rounds ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_two_rounds_of_three_drafted_ids_have_the_target_s_distribution(rule: Ru
 def test_two_rounds_with_the_keys_of_the_rule_have_the_target_s_distribution(rule: Rule, keys: Keys, seed: int) -> None:
     pair = random_pair(seed, 2, memory=1)
     step: Step = lambda prefix, uniforms: pair.sampled(rule, prefix, uniforms, keys)  # noqa: E731
-    assert bias_of(law_of(twice(step), ends=False), pair, 2) <= TOLERANCE
+    assert bias_of(exact_distribution(twice(step), ends=False), pair, 2) <= TOLERANCE
 
 
 @each_seed
@@ -128,7 +128,7 @@ def test_two_rounds_of_block_are_biased_by_uniforms_of_positions(seed: int) -> N
     """Its decision looks at ids beyond those it accepts, and their positions are verified again."""
     pair = random_pair(seed, 2, memory=1)
     step: Step = lambda prefix, uniforms: pair.sampled(numpy_samplers.block, prefix, uniforms, by_position)  # noqa: E731
-    assert 0.002 < bias_of(law_of(twice(step), ends=False), pair, 2) < 0.1
+    assert 0.002 < bias_of(exact_distribution(twice(step), ends=False), pair, 2) < 0.1
 
 
 def matched_twice(pair: Pair, keys: Keys) -> Distribution:
@@ -143,7 +143,7 @@ def matched_twice(pair: Pair, keys: Keys) -> Distribution:
         assert plain == tokens
         return tokens
 
-    return law_of(program, ends=False)
+    return exact_distribution(program, ends=False)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -177,7 +177,7 @@ def mean(distribution: Distribution) -> Fraction:
 
 
 def round_law(pair: Pair, rule: Rule) -> Distribution:
-    return law_of(lambda uniforms: pair.sampled(rule, (), uniforms, by_round))
+    return exact_distribution(lambda uniforms: pair.sampled(rule, (), uniforms, by_round))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_the_chances_of_block_are_those_of_the_paper(seed: int) -> None:
         np.testing.assert_allclose(prefixes, [float(prefix) for prefix in verified.prefixes], atol=1e-6)
         return verified.drafted
 
-    assert len(law_of(program, ends=False)) > 8
+    assert len(exact_distribution(program, ends=False)) > 8
 
 
 @each_seed

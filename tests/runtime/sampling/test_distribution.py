@@ -24,7 +24,7 @@ from specrt.runtime.sampling.verifier import draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.target import Draft
 from tests.runtime.fakes import Logits, Pair, hashed_logits, limits_of, noisy, pair_of
-from tests.runtime.plain import penalized
+from tests.runtime.plain import distribution, penalized
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}
@@ -35,7 +35,7 @@ NORMAL_QUANTILE = 3.719  # of 1 - 1e-4
 Tokens = tuple[int, ...]
 
 
-def law_of(table: Logits, settings: Settings, length: int, vocab_size: int) -> dict[Tokens, float]:
+def chances_of(table: Logits, settings: Settings, length: int, vocab_size: int) -> dict[Tokens, float]:
     """The chance of each sequence of ``length`` tokens after the prompt."""
     chances: dict[Tokens, float] = {(): 1.0}
     for _ in range(length):
@@ -102,7 +102,7 @@ class Experiment:
         table = hashed_logits(1, self.vocab_size)
         pair = pair_of(table, noisy(table, 2, self.vocab_size, 0.5), self.vocab_size)
         found = tokens_of_runs(pair, settings, self.length, num_runs, make_draft, drafter)
-        return excess(found, law_of(table, settings, self.length, self.vocab_size))
+        return excess(found, chances_of(table, settings, self.length, self.vocab_size))
 
 
 ROUNDS, WIDE = Experiment(3, 4), Experiment(8, 2)
