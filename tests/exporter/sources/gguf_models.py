@@ -12,9 +12,16 @@ from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from specrt.engines.seam import Array
 
 
+def _interleaved_rows(num_rows: int, heads: int) -> list[int]:
+    """Of each head the rows 0, d/2, 1, d/2 + 1, ..."""
+    size = num_rows // heads
+    return [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
+
+
 def _interleave(values: Array, heads: int) -> Array:
     """llama.cpp's order of the rows of queries and keys."""
-    return np.reshape(values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2), values.shape)
+    halves = [values[row : row + 1] for row in _interleaved_rows(len(values), heads)]
+    return np.concatenate(halves)
 
 
 def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: Any) -> Array:
