@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+MODELS ?= smollm2-135m
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -13,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help install test test-slow lint format types pytest demo demo-pair clean
+.PHONY: help install test test-slow lint format types pytest demo models clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -37,11 +38,13 @@ format: install  ## Fix what can be fixed by machine
 	@$(BIN)/ruff check --quiet --fix --exit-zero $(SOURCES)
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
-# Checkers cannot follow the editable install's finder, so they see the unpacked wheel, and the tests next to it.
+# Checkers cannot follow the editable install's finder, so they see the unpacked wheel, with the
+# experiments, and the tests next to it.
 types: install  ## Check the types, strictly
 	@rm -rf build
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@$(BIN)/python -m zipfile -e build/wheel/specrt-*.whl build/types
+	@cp -r tools/lab build/types/specrt/tools/
 	@cd build/types && MYPYPATH=../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
 
@@ -52,11 +55,11 @@ pytest: install  ## Run the tests; ARGS="-k name" chooses some
 test-slow:  ## Run the tests that take minutes each, which 'make test' leaves out
 	@$(MAKE) --no-print-directory pytest ARGS="-m slow"
 
-demo: install  ## Export a small pair and generate with it
-	@$(BIN)/python -m specrt.tools.demo $(ARGS)
+demo: install  ## Export SmolLM2-135M, generate, verify, and compare with transformers (about 4 minutes)
+	@$(BIN)/python -m specrt.tools.lab.demo
 
-demo-pair: install  ## The same with a separate draft model
-	@$(BIN)/python -m specrt.tools.demo --pair $(ARGS)
+models: install  ## Fetch small real models for tests and trials; MODELS="smollm2-135m ..." chooses
+	@$(BIN)/python -m specrt.tools.lab.models $(MODELS)
 
 clean:  ## Remove what the targets above made, .venv too
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -172,7 +172,7 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
     """(folder, options) of a local model."""
     if is_gguf_name(path) and not path.is_dir():
         if not path.is_file():
-            raise SourceError(f"{path}: no such file; 'specrt fetch' brings the models of the demo")
+            raise SourceError(f"{path}: no such file; give a .gguf file, a Hugging Face folder or a hub id")
         return str(path.parent), {"gguf_file": path.name}
     if not path.is_dir():
         raise SourceError(

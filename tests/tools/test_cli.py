@@ -11,16 +11,16 @@ import pytest
 from click.testing import CliRunner
 
 import specrt
-from specrt.tools import demo
 from specrt.tools.cli import main
-from specrt.tools.lab import overhead, steps
+from specrt.tools.lab import demo, models, overhead, steps
 from specrt.tools.plan import calibrate
 from specrt.tools.report import readme_table
 from tests.tools.commands import invoke, one_error_line
 
-COMMANDS = ["export", "generate", "chat", "verify", "inspect", "fetch", "bench", "align", "plan"]
+COMMANDS = ["export", "generate", "chat", "verify", "inspect", "bench", "align", "plan"]
 TOOLS = {
     "demo": demo.main,
+    "models": models.main,
     "overhead": overhead.main,
     "steps": steps.main,
     "calibrate": calibrate.main,

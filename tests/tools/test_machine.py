@@ -10,7 +10,6 @@ import pytest
 
 from specrt.tools.bench.records import Bench
 from specrt.tools.bench.tables import remarks
-from specrt.tools.demo import _tell_result
 from specrt.tools.machine import QUIET_PERCENT, Machine, Watch, _cpu_seconds, notes
 from tests.tools.bench.benches import MACHINE
 
@@ -53,7 +52,3 @@ def test_a_bench_next_to_other_programs_says_so_wherever_it_says_a_ratio(
     busy = replace(benched, busy_percent_during=60.0)
     assert not any("do not trust" in line for line in remarks(quiet))
     assert "60 % while it ran: do not trust these times" in remarks(busy)[-1]
-    last = replace(benched.scores[-1], ratio_to={"eager": 7.0, "plain": 1.4})
-    for bench, is_told in ((quiet, False), (busy, True)):
-        _tell_result(replace(bench, scores=(last,)))
-        assert ("on a quiet machine" in " ".join(capsys.readouterr().out.split())) == is_told

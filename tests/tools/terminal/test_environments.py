@@ -25,7 +25,7 @@ from specrt.tools.cli import main
 from specrt.tools.lab.models import MODELS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the commands run in forks")
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SHORT = ["--max-new-tokens", "8"]
 
 
@@ -47,7 +47,6 @@ ROWS = {
     "tune": Row(["{bundle}", *SHORT], is_long=True),
     "inspect": Row(["{bundle}"]),
     "doctor": Row([]),
-    "fetch": Row(["smollm2-135m"]),
     "plan": Row(["{model}", "--bandwidth", "10", "--tflops", "1"]),
     "align": Row(["{bundle}", "--num-prompts", "1", *SHORT, "--json", "{out}/align.json"], is_long=True),
     "bench": Row(["{bundle}", "--json", "{out}/none/bench.json"], code=errors.UsageError.exit_code),

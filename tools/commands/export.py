@@ -1,8 +1,7 @@
-"""The commands that make bundles and engines. Heavy imports happen inside the command that needs them."""
+"""``specrt export``: a bundle from a target and a draft."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -77,34 +76,3 @@ def export(**options: Any) -> None:
         f"{parity.max_abs_error:.1e} (largest logit {parity.max_abs_logit:.1f}), "
         f"same argmax at {parity.argmax_agreement:.0%} of {parity.num_positions} positions"
     )
-
-
-@click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="What the engines are for.")
-@click.option(
-    "--compute-capability",
-    "capabilities",
-    multiple=True,
-    metavar="X.Y",
-    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
-)
-@click.option(
-    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
-)
-@click.option("--force", is_flag=True, help="Replace engines that are there already.")
-def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
-    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
-    from specrt.engines.trt.build import build as run
-    from specrt.tools.terminal.progress import shown_progress
-
-    with shown_progress() as progress:
-        record = run(bundle, backend, capabilities, force, progress, decode_profile)
-    total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
-    click.echo(
-        f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
-        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities) or '8.0 and later'}"
-    )
-
-
-COMMANDS = (export, build)

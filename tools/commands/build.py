@@ -1,0 +1,35 @@
+"""``specrt build``: engines from a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="What the engines are for.")
+@click.option(
+    "--compute-capability",
+    "capabilities",
+    multiple=True,
+    metavar="X.Y",
+    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
+)
+@click.option(
+    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
+)
+@click.option("--force", is_flag=True, help="Replace engines that are there already.")
+def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
+    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
+    from specrt.engines.trt.build import build as run
+    from specrt.tools.terminal.progress import shown_progress
+
+    with shown_progress() as progress:
+        record = run(bundle, backend, capabilities, force, progress, decode_profile)
+    total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
+    click.echo(
+        f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
+        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities) or '8.0 and later'}"
+    )

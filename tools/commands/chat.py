@@ -1,0 +1,36 @@
+"""``specrt chat``: a conversation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt.tools.prompting.options import (
+    generation_options,
+    options_from_command,
+    place_of,
+    place_options,
+)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--system", help="A system message to begin with.")
+@generation_options
+@place_options
+@click.option(
+    "--logprobs", type=int, metavar="N", help="After each answer, its tokens' log-probabilities and N others."
+)
+@click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
+def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
+    """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins again, /help lists commands."""
+    place = place_of(options)
+    import specrt
+    from specrt.tools.chat import Chat
+    from specrt.tools.hashing import checked_manifest
+
+    checked_manifest(bundle)
+    with specrt.load(bundle, **place) as runtime:
+        Chat(runtime, options_from_command(options), system, verbose).run()

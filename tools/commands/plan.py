@@ -1,0 +1,80 @@
+"""``specrt plan``: a pair's bytes and times from configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt.engines.errors import UsageError
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("target")
+@click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram", help="The draft's config.")
+@click.option("--device", help="One of the table ('--device list' shows it), or a file of specrt.tools.plan.calibrate.")
+@click.option("--bandwidth", type=float, help="GB/s, where no --device is given.")
+@click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, where no --device is given.")
+@click.option("--memory", type=float, help="GB, with --bandwidth and --tflops.")
+@click.option("--dtype", help="fp32, fp16 or bf16.  [default: fp16; fp32 for a measured CPU]")
+@click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
+@click.option("--draft-quantize", default="none", show_default=True, help="Weights of the draft.")
+@click.option("--max-seq-len", type=int, help="Context in tokens.  [default: 2048, or the model's where shorter]")
+@click.option("--past", type=int, help="Cached tokens to assume.  [default: half of the context]")
+@click.option("--acceptance", type=float, default=0.8, show_default=True, help="Chance of each drafted token.")
+@click.option("--from", "measured", type=FILE, help="Acceptance by position: the --json of align or bench.")
+@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **options: Any) -> None:
+    """Predict what TARGET with a draft takes and gives on a device, from configs alone.
+
+    TARGET and DRAFT are a hub id, a folder with a config.json, that file itself, or a .gguf file; no weight is read.
+    """
+    from specrt.tools.terminal.progress import quiet_libraries
+
+    quiet_libraries()
+    from specrt.tools.plan.plan import MAX_K, acceptance_from_file, make_plan, print_plan
+    from specrt.tools.plan.sizes import DEFAULT_MAX_SEQ_LEN, Shape, cost_of
+
+    device = _device(options)
+    if device is None:
+        return
+    dtype = options["dtype"] or ("fp16" if device.overlaps else "fp32")
+    measured, given = options["measured"], (options["acceptance"],)
+    acceptance = acceptance_from_file(measured, draft != "ngram") if measured else given
+    length = DEFAULT_MAX_SEQ_LEN if options["max_seq_len"] is None else options["max_seq_len"]
+    costs = [cost_of(target, Shape(dtype, options["quantize"], length, MAX_K), None, trust_remote_code)]
+    if draft != "ngram":
+        costs.append(cost_of(draft, Shape(dtype, options["draft_quantize"], length, MAX_K), None, trust_remote_code))
+    if options["max_seq_len"] is not None and costs[0].max_seq_len < length:
+        raise UsageError(
+            f"--max-seq-len {length}: {costs[0].name} has a context of {costs[0].max_seq_len}; ask for less"
+        )
+    made = make_plan(device, costs[0], costs[1] if costs[1:] else None, options["past"], acceptance)
+    if as_json:
+        click.echo(json.dumps(made.as_dict()))
+    else:
+        print_plan(made)
+
+
+def _device(options: dict[str, Any]) -> Any:
+    """The device asked for, or None when only the table was wanted."""
+    from specrt.tools.plan.roofline import device_table, find_device, vendor_device
+
+    name, figures = options["device"], (options["bandwidth"], options["tflops"])
+    if name == "list":
+        for key, row in device_table().items():
+            memory = (row.memory_bytes or 0) / 1e9
+            click.echo(f"{key:18} {row.name:36} {memory:5.0f} GB   {row.source}; {row.checked}")
+        return None
+    if name is not None:
+        if figures != (None, None) or options["memory"] is not None:
+            raise UsageError("--device: got --bandwidth, --tflops or --memory too; give one or the other")
+        return find_device(name)
+    if None in figures or min(figures) <= 0:
+        raise UsageError("plan: got no --device, expected one, or both --bandwidth and --tflops (more than 0)")
+    return vendor_device("a device of your own", options["memory"], *figures, "--bandwidth and --tflops")

@@ -1,0 +1,43 @@
+"""``specrt verify``: checks on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specrt.engines.errors import SpecrtError
+from specrt.tools.prompting.options import (
+    place_of,
+    place_options,
+)
+from specrt.tools.terminal.outputs import OutputFile
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
+@place_options
+@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
+@click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
+@click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
+@click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def verify(bundle: Path, as_json: bool, **options: Any) -> None:
+    """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
+    from specrt.tools.verify.certificate import certify, print_certificate
+
+    certificate = certify(bundle, place_of(options), **options, tell=lambda line: click.echo(line, err=True))
+    try:
+        if as_json:
+            click.echo(json.dumps(certificate.as_dict()))
+        else:
+            print_certificate(certificate)
+    finally:  # a reader that goes away does not make it pass
+        if failed := [check.name for check in certificate.checks if not check.passed]:
+            raise SpecrtError(
+                f"{bundle}: {len(failed)} of {len(certificate.checks)} checks failed: {', '.join(failed)}"
+            )
