@@ -24,7 +24,7 @@ from specrt.engines.contract import ONNXRUNTIME_DIALECT
 from specrt.exporter.tracing.state import ExpertsSite, Tracing, current
 
 IMPLEMENTATION = "specrt"
-EXPERTS_PER_TOKEN = "specrt.experts_per_token"  # key of the node's metadata: the operator's own k is 1
+EXPERTS_PER_TOKEN = "specrt_experts_per_token"  # key of the node's metadata: the operator's own k is 1
 _NOT_CHOSEN = -1e4  # as a logit; that of the chosen expert is 0
 _SILUS: tuple[Any, ...] = tuple({torch.nn.SiLU, *(type(ACT2FN[name]) for name in ("silu", "swish"))})
 

@@ -22,7 +22,7 @@ from specrt.engines.contract import ModelSpec, TensorSpec, model_contract, past_
 from specrt.exporter.passes.graph import copy_nodes
 from specrt.exporter.tracing.kinds import layer_hooks
 
-MARKER_DOMAIN = "specrt.layer"
+MARKER_DOMAIN = "specrt_layer"
 _ENTER, _LEAVE = "Enter", "Leave"
 _PARTS = ("key", "value")
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
