@@ -21,7 +21,8 @@ def _interleaved_rows(num_rows: int, heads: int) -> list[int]:
 def _interleave(values: Array, heads: int) -> Array:
     """llama.cpp's order of the rows of queries and keys."""
     halves = [values[row : row + 1] for row in _interleaved_rows(len(values), heads)]
-    return np.concatenate(halves)
+    interleaved: Array = np.concatenate(halves)
+    return interleaved
 
 
 def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: Any) -> Array:
