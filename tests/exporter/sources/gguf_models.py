@@ -32,7 +32,7 @@ def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: An
     if architecture in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
         return values + 1
     if architecture == "gpt2" and re.search(r"(attn_qkv|attn_output|ffn_up|ffn_down)\.weight$", name):
-        return values.T
+        values = values.T
     if name.endswith("ffn_gate_inp_shexp.weight"):
         return values[0]
     return values
