@@ -38,7 +38,7 @@ def plan_slot(
 
     The backends of a bundle bind the same contract. On a device, what the host writes for a graph is in one
     ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
-    ``scratch``, whose size only loaded engines can tell. Raises ``BackendError`` for a backend or device that the
+    ``scratch``, whose size only loaded engines know. Raises ``BackendError`` for a backend or device that the
     bundle is not for.
     """
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU

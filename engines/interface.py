@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class Memory(Protocol):
-    """A tensor's memory, wherever it is: other bindings may be opened on it. On the CPU it is the array itself."""
+    """A tensor's memory, in whatever place: other bindings may be opened on it. On the CPU it is the array itself."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -132,7 +132,7 @@ class SlotEngine(Generic[AnyBinding]):
 
 
 class HostBinding:
-    """The part of a binding that is the same wherever all memory is the host's."""
+    """The part of a binding that is the same where all memory is the host's."""
 
     is_async = False
     host: Mapping[str, Array]

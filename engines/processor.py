@@ -13,7 +13,7 @@ def available_cores() -> int:
 
 
 def cpu_name() -> str:
-    """As the system tells it, such as ``AMD EPYC 9354``; the architecture where it does not."""
+    """As the system reports it, such as ``AMD EPYC 9354``; the architecture where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How long work (an export, a build) tells what it is doing. The command line shows it; the default says nothing."""
+"""How long work (an export, a build) reports what it is doing. The command line shows it; the default says nothing."""
 
 from __future__ import annotations
 

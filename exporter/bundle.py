@@ -10,19 +10,19 @@ from pathlib import Path
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, Manifest, manifest_text
 from specrt.engines.storage.files import EXHAUSTED, UNUSABLE, cannot_write, errno_of, write_text_file
-from specrt.engines.storage.folders import LOCK_NAME, Tell, check_place, clear_leftovers, new_folder
+from specrt.engines.storage.folders import LOCK_NAME, Report, check_place, clear_leftovers, new_folder
 from specrt.engines.storage.integrity import sha256_of
 
 HINT = "choose another --output"
 
 
-def check_output(output: Path, force: bool, tell: Tell = lambda line: None) -> None:
+def check_output(output: Path, force: bool, report: Report = lambda line: None) -> None:
     """Refuse to overwrite a bundle without ``force``, and anything that is not a bundle at all.
 
     Raises ``ResourceError`` where no bundle can be written at ``output``; leaves nothing there. What a killed export
-    left next to it is removed or restored first; ``tell`` gets a line for each.
+    left next to it is removed or restored first; ``report`` gets a line for each.
     """
-    clear_leftovers(output.absolute(), tell)
+    clear_leftovers(output.absolute(), report)
     try:
         entries = None if not output.exists() else set(output.iterdir()) if output.is_dir() else {output}
         is_bundle = not entries or (output / MANIFEST_NAME).is_file()
@@ -49,13 +49,13 @@ def check_disk(output: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def new_bundle(output: Path, tell: Tell = lambda line: None) -> Iterator[Path]:
+def new_bundle(output: Path, report: Report = lambda line: None) -> Iterator[Path]:
     """A temporary folder that becomes ``output`` when the block ends well, and is removed when it does not.
 
     A disk or a memory that is full in the block, whoever reports it, is a ``ResourceError``.
     """
     try:
-        with new_folder(output, tell, HINT) as folder:
+        with new_folder(output, report, HINT) as folder:
             yield folder
     except Exception as error:  # writers in C++ and Rust raise classes of their own
         number = errno_of(error)

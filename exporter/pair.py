@@ -1,4 +1,4 @@
-"""Does a draft fit a target? The same id must be the same token; what else differs is told, not refused."""
+"""Does a draft fit a target? The same id must be the same token; what else differs is noted, not refused."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class GenerationOptions:
       (``specrt.runtime.drafting.adaptive``).
     * ``rule``: ``match``, ``token`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
-    * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, wherever the
+    * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
       rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
     * ``repetition_penalty`` divides (or multiplies) the logits of ids that occur in prompt or output;
       ``presence_penalty`` and ``frequency_penalty`` are subtracted for ids of the output, once or for each occurrence.

@@ -21,7 +21,7 @@ class Limits:
     k: int
 
 
-# Told of each token as it is committed; True ends the text there (a stop string is complete).
+# Gets each token as it is committed; True ends the text there (a stop string is complete).
 Watch = Callable[[int], bool]
 
 

@@ -6,7 +6,7 @@
 * The rule is ``match`` when greedy, with a seed, when the draft does not sample (n-gram, none), or when it is on a
   device of its own; else ``block``.
 * Without a K, K and draft are chosen round by round (``specrt.runtime.drafting.adaptive``); the bundle's K is the most.
-* A seed implies ``reproducible`` wherever the rule is ``match``.
+* A seed implies ``reproducible`` where the rule is ``match``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Emitted(NamedTuple):
     logprobs: list[TokenLogprobs]
 
 
-# (stats to keep, whom to tell of each token) -> rounds
+# (stats to keep, what gets each token) -> rounds
 Rounds = Callable[[Stats, Watch], Iterator[Emitted]]
 
 

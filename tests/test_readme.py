@@ -1,4 +1,4 @@
-"""What the README tells a reader to type is run here, on a tiny pair."""
+"""What the README asks a reader to type is run here, on a tiny pair."""
 
 from __future__ import annotations
 

@@ -33,20 +33,20 @@ FOREIGN_S = 24 * 3600.0  # a lock of another machine is believed to be free afte
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME_BYTES = 200  # of the name in a temporary one; file systems allow 255 bytes
 _UNLOCKED_S = 60.0  # a folder this young may be about to get its lock
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @contextmanager
-def new_folder(place: Path, tell: Tell = lambda line: None, hint: str = HINT) -> Iterator[Path]:
+def new_folder(place: Path, report: Report = lambda line: None, hint: str = HINT) -> Iterator[Path]:
     """A temporary folder that takes the place of ``place`` when the block ends well, and is removed when it does not.
 
-    First, what killed processes left next to ``place`` is removed or restored; ``tell`` gets a line for each. Raises
+    First, what killed processes left next to ``place`` is removed or restored; ``report`` gets a line for each. Raises
     ``ResourceError``, which says ``hint``, where no folder can be made; folders above ``place`` that were made for it
     go again if it fails.
     """
     place = place.absolute()
     with made_parents(place.parent, hint):
-        clear_leftovers(place, tell)
+        clear_leftovers(place, report)
         with locked_folder(place, "partial", hint) as partial:
             yield partial
             partial.chmod(0o755)
@@ -82,25 +82,25 @@ def locked_folder(place: Path, kind: str, hint: str = HINT) -> Iterator[Path]:
         _remove(folder, handle)
 
 
-def clear_leftovers(place: Path, tell: Tell = lambda line: None) -> None:
+def clear_leftovers(place: Path, report: Report = lambda line: None) -> None:
     """Remove what no live process owns of earlier work on ``place``; restore a folder that was about to be replaced."""
     for folder, kind in _temporary_folders(place):
         handle = _lock_of_nobody(folder)
         if handle is None:
             if not (folder / LOCK_NAME).exists() and time.time() - _last_change(folder) > _UNLOCKED_S:
-                tell(f"{folder}: has no lock of specrt and is left alone; remove it by hand if nothing works on it")
+                report(f"{folder}: has no lock of specrt and is left alone; remove it by hand if nothing works on it")
             continue
         try:
             kept = folder / place.name
             if kind == "old" and kept.exists() and not os.path.lexists(place):
                 kept.rename(place)
-                tell(f"{place}: restored; an interrupted command had moved it to {folder.name}")
+                report(f"{place}: restored; an interrupted command had moved it to {folder.name}")
             num_bytes = _size(folder)
             shutil.rmtree(folder)
             if kind == "partial":
-                tell(f"{folder}: removed {num_bytes / 1e6:.1f} MB that an interrupted command had left")
+                report(f"{folder}: removed {num_bytes / 1e6:.1f} MB that an interrupted command had left")
         except OSError as error:
-            tell(f"{folder}: left by an interrupted command and cannot be removed ({error.strerror})")
+            report(f"{folder}: left by an interrupted command and cannot be removed ({error.strerror})")
         finally:
             os.close(handle)
 

@@ -17,12 +17,12 @@ from specrt.engines.storage.files import write_text_file
 from specrt.engines.storage.home import cache_dir as cache_dir
 
 CHUNK_BYTES = 1 << 22
-LONG_BYTES = 1 << 28  # what takes half a second and more to hash is told
+LONG_BYTES = 1 << 28  # what takes half a second and more to hash is shown
 FIX = "copy the bundle again or export it again"
 
 
 def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """Hex SHA-256 of a file; ``advance`` is told the bytes read so far, chunk by chunk."""
+    """Hex SHA-256 of a file; ``advance`` gets the bytes read so far, chunk by chunk."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -34,7 +34,7 @@ def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: Non
 def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress | None = None) -> None:
     """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged.
 
-    ``progress`` is told of the hashing in bytes, where that takes long.
+    ``progress`` shows the hashing in bytes, where that takes long.
     """
     progress = progress or Silent()
     for name, entry in manifest.files.items():

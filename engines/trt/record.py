@@ -166,7 +166,7 @@ def remember_build(record: BuildRecord) -> None:
 
 
 def was_built_here(record: BuildRecord) -> bool:
-    """Whether ``remember_build`` was told of every engine of ``record`` on this machine."""
+    """Whether ``remember_build`` has seen every engine of ``record`` on this machine."""
     return _digests(record) <= _built_here()
 
 

@@ -1,6 +1,6 @@
-"""The fp32 twin of a half-precision graph: the same nodes on widened weights, for ONNX Runtime's CPU provider.
+"""The fp32 copy of a half-precision graph: the same nodes on widened weights, for ONNX Runtime's CPU provider.
 
-It has no bf16 kernels, and widens fp16 in places of its own choice. What the twin answers is what the graph *says*,
+It has no bf16 kernels, and widens fp16 in places of its own choice. What the copy answers is what the graph *says*,
 without the rounding.
 """
 
@@ -17,7 +17,7 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def widen(model: ir.Model) -> ir.Model:
-    """Turn ``model`` into its twin, in place: every fp16 and bf16 becomes fp32, and nothing else changes."""
+    """Turn ``model`` into its copy, in place: every fp16 and bf16 becomes fp32, and nothing else changes."""
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is not None and tensor.dtype in _HALVES:

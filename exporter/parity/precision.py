@@ -29,9 +29,9 @@ def cast_weights(model: Any, dtype: torch.dtype) -> None:
 def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str], None]) -> Array:
     """What the graph is compared with: logits [N, V] f32 of the torch model over ``ids``.
 
-    In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 twin runs on the
-    CPU. Raises ``ParityError`` when they are not finite; ``note`` is told when the fp16 of a TensorRT bundle is nearly
-    full.
+    In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 copy runs on the
+    CPU. Raises ``ParityError`` when they are not finite; ``note`` gets a line when the fp16 of a TensorRT bundle is
+    nearly full.
     """
     if spec.dtype == "bfloat16":
         cast_weights(model, torch.float32)
@@ -71,15 +71,15 @@ def largest_activation(model: Any, ids: Array) -> float:
 
 @contextmanager
 def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
-    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its twin, removed afterwards."""
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its copy, removed afterwards."""
     if spec.dtype != "bfloat16":
         yield graph, spec
         return
-    twin = graph.with_name("twin.onnx")
-    weights = twin.with_name("twin.onnx.data")
+    copy = graph.with_name("fp32.onnx")
+    weights = copy.with_name("fp32.onnx.data")
     try:
-        ir.save(widen(ir.load(graph)), twin, external_data=weights.name)
-        yield twin, replace(spec, dtype="float32")
+        ir.save(widen(ir.load(graph)), copy, external_data=weights.name)
+        yield copy, replace(spec, dtype="float32")
     finally:
-        twin.unlink(missing_ok=True)
+        copy.unlink(missing_ok=True)
         weights.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def lay_out_experts(model: ir.Model) -> ir.Model:
         if node.op_type != "MoE":
             continue
         for index, value in enumerate(node.inputs[FIRST_EXPERTS_INPUT:], start=FIRST_EXPERTS_INPUT):
-            cast = producer(value, "Cast")  # beside fp16, to fp32: it stays
+            cast = producer(value, "Cast")  # next to fp16, to fp32: it stays
             reader, place = (node, index) if cast is None else (cast, 0)
             value = reader.inputs[place]
             if value is not None and value.const_value is None:

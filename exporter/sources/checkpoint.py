@@ -20,6 +20,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
 
 from specrt.engines.errors import SourceError
+from specrt.exporter.sources.gguf.file import read_gguf
 
 # In transformers' order: the first one that is there is the model.
 _FILES = (
@@ -58,13 +59,15 @@ class GgufCheckpoint(_Files):
     """The ``Checkpoint`` of a GGUF file. ``types`` names the ggml type of each tensor, such as ``Q4_K`` or ``F32``."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
+        from gguf import GGMLQuantizationType
 
-        reader = GGUFReader(str(path))
-        places = {t.name: (t.tensor_type, tuple(map(int, t.shape[::-1])), int(t.data_offset)) for t in reader.tensors}
-        super().__init__({name: partial(_gguf_tensor, path, *place) for name, place in places.items()})
-        self.architecture = str(reader.fields["general.architecture"].contents())
-        self.types = {name: kind.name for name, (kind, _, _) in places.items()}
+        gguf = read_gguf(path)
+        kinds = {name: GGMLQuantizationType(info.ggml_type) for name, info in gguf.tensors.items()}
+        super().__init__(
+            {name: partial(_gguf_tensor, path, kinds[name], t.shape, t.offset) for name, t in gguf.tensors.items()}
+        )
+        self.architecture = gguf.architecture
+        self.types = {name: kind.name for name, kind in kinds.items()}
 
 
 def open_checkpoint(location: str, options: Mapping[str, Any] | None = None, revision: str | None = None) -> Checkpoint:

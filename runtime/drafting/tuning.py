@@ -57,22 +57,22 @@ def write_tuning(bundle: Path, tuning: Tuning) -> None:
 
 
 def tuning_for(
-    bundle: Path, backend: str, threads: int, tell: Callable[[str], None] = lambda line: None
+    bundle: Path, backend: str, threads: int, report: Callable[[str], None] = lambda line: None
 ) -> Tuning | None:
-    """The tuning of ``bundle`` if it holds here. ``tell`` is told of one that does not."""
+    """The tuning of ``bundle`` if it holds here. ``report`` gets a line about one that does not."""
     path = tuning_path(bundle)
     if not path.is_file():
         return None
     try:
         tuning = from_json(Tuning, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        tell(f"{path}: not used, it cannot be read ({error}); measure again with 'specrt tune {bundle}'")
+        report(f"{path}: not used, it cannot be read ({error}); measure again with 'specrt tune {bundle}'")
         return None
     here = fingerprint(bundle, backend, threads)
     differing = [name for name, value in here.items() if tuning.fingerprint.get(name) != value]
     if differing:
         name = differing[0]
-        tell(
+        report(
             f"{path}: not used, it was measured with {name} {tuning.fingerprint.get(name)}, here it is {here[name]}; "
             f"measure again with 'specrt tune {bundle}'"
         )

@@ -90,7 +90,7 @@ class Verifier:
         if accepted >= num_open:
             raise UsageError(
                 f"logits_processors: no id is left after {len(committed) + accepted} tokens; "
-                "they must allow at least one wherever they lead"
+                "they must allow at least one whatever they have accepted"
             )
         return accepted, int(tokens[accepted])
 

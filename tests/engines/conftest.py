@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.gpu.simulated_gpu import Twin
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import BACKENDS, K
 
 
@@ -38,6 +38,8 @@ def noisy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=BACKENDS)
-def twin(noisy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Twin:
+def simulated(
+    noisy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> SimulatedGpu:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    return Twin(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), request.param, monkeypatch)
+    return SimulatedGpu(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), request.param, monkeypatch)

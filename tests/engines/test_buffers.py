@@ -80,7 +80,7 @@ def test_a_slot_binds_what_is_planned(tiny_bundle: Path, bound: Bound) -> None:
 
 
 def test_the_standard_dialect_binds_what_is_planned(tiny_tensorrt_bundle: Path, bound: Bound) -> None:
-    """One plan for both TensorRT backends; ONNX Runtime binds the same contract, without what a device adds."""
+    """One plan for both TensorRT backends; ONNX Runtime has the same contract, without what a device adds."""
     manifest = manifest_from_bundle(tiny_tensorrt_bundle)
     assert manifest.draft.model is not None
     assert manifest.target.spec.dialect == STANDARD_DIALECT

@@ -96,7 +96,7 @@ def by_match_sampled(host: Buffers, rows: int, vocab_size: int) -> dict[str, obj
 
 
 def by_rule(rule: Callable[..., tuple[int, int]], host: Buffers, rows: int) -> dict[str, object]:
-    """The next token is told in every row, where the accepted count finds it."""
+    """The next token is in every row, where the accepted count finds it."""
     uniforms = host[samplers.UNIFORMS]
     q, eta = host[samplers.DRAFT_PROBS][: rows - 1], uniforms[: rows - 1, 0]
     accepted, token = rule(host[samplers.PROBS][:rows], q, fed(host, rows), eta, (uniforms[0, 1], uniforms[0, 2]))

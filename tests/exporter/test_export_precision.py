@@ -44,14 +44,14 @@ def test_fp16_bundle(models: dict[str, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_bundle_for_tensorrt(models: dict[str, Path], tmp_path: Path, dtype: str) -> None:
-    """Both TensorRT backends run it; a bf16 graph is compared by its fp32 twin, which does not stay."""
+    """Both TensorRT backends run it; a bf16 graph is compared by its fp32 copy, which does not stay."""
     manifest = export_tiny(models, tmp_path / "bundle", backend="tensorrt", dtype=dtype)
     assert manifest.backends == ("tensorrt", "tensorrt-rtx")
     entry = manifest.target
     assert (entry.spec.dialect, entry.spec.dtype) == ("standard", {"fp16": "float16", "bf16": "bfloat16"}[dtype])
     assert entry.parity.max_abs_error <= {"fp16": 2e-2, "bf16": 1e-4}[dtype] * entry.parity.max_abs_logit
     check_files(tmp_path / "bundle", manifest, always_hash=True)
-    assert not list(tmp_path.rglob("twin*"))
+    assert not list(tmp_path.rglob("copy*"))
     full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
     assert full <= entry.weights_bytes <= full * 1.1
     with pytest.raises(BackendError, match=r"not installed; pip install|no engines for tensorrt"):

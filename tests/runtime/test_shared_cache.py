@@ -34,7 +34,7 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def copies(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft with the target's very weights, told to share its cache."""
+    """A draft with the target's very weights, set to share its cache."""
     place = tmp_path_factory.mktemp("shared") / "copies"
     export(ExportOptions(str(model), place, str(model), 4, prefill_chunk=64))
     path = place / "bundle.json"

@@ -40,8 +40,8 @@ def run_bench(
 ) -> Bench:
     """Run the bench. Ids are compared with those of the first method (above temperature 0: of the first of specrt).
 
-    ``advance`` is told what is about to start. A method that fails to load or to answer is left out and reported,
-    but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
+    ``advance`` gets the name of what is about to start. A method that fails to load or to answer is left out and
+    reported, but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
     """
     started, watch = time.monotonic(), Watch()
     manifest = manifest_from_bundle(bundle)

@@ -45,7 +45,7 @@ def interval(ours: Runs, theirs: Runs) -> Interval | None:
 
 
 def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> dict[str, Interval | None]:
-    """The same for each group of prompts, by index; None where neither a group nor the others tell a spread."""
+    """The same for each group of prompts, by index; None where neither a group nor the others show a spread."""
     estimates = _estimates(ours, theirs, groups)
     spread, degrees = _pooled(estimates.values())
     found: dict[str, Interval | None] = {}

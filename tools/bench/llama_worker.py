@@ -117,7 +117,7 @@ def _events(address: str, body: Json) -> Iterator[Json]:
 def _read(events: Iterator[Json], started: float, ends: frozenset[int]) -> tuple[list[int], list[list[float]], Json]:
     """(ids, arrivals, the last event). An id of ``ends`` is the last one, as it is for the others.
 
-    llama.cpp has ends of its own, from the GGUF file; where it is told to ignore them, it cannot choose them at all.
+    llama.cpp has ends of its own, from the GGUF file; where it should ignore them, it cannot choose them at all.
     """
     ids: list[int] = []
     arrivals: list[list[float]] = []

@@ -218,7 +218,7 @@ class Worker:
 class WorkerPool:
     """Methods with their processes loaded, one after the other so that the peaks of loading do not add up.
 
-    ``failed`` tells why a method is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
+    ``failed`` says why a method is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
     ``started`` is what the process of each method said of itself.
     """
 

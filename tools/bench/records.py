@@ -68,7 +68,7 @@ class PromptEntry:
 class Bench:
     """Scores of the methods, and what is needed to read them.
 
-    ``failed`` tells why a method is missing, ``skipped`` which prompts did not fit into the context or the time.
+    ``failed`` says why a method is missing, ``skipped`` which prompts did not fit into the context or the time.
     ``started`` is what each method's process said of itself: dtype, attention, or llama.cpp's kernels.
     ``busy_percent_during`` is how busy others kept the CPU while it ran.
     """

@@ -26,7 +26,7 @@ def align(
 ) -> None:
     """How well BUNDLE's draft suits its target on your prompts, and whether to use it.
 
-    The target writes its own text; both models then read it, so that one run tells the acceptance at every K.
+    The target writes its own text; both models then read it, so that one run gives the acceptance at every K.
     """
     from specrt.tools.align.align import align as run
     from specrt.tools.align.align import print_alignment

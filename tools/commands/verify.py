@@ -30,7 +30,7 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
     from specrt.tools.verify.certificate import certify, print_certificate
 
-    certificate = certify(bundle, place_of(options), **options, tell=lambda line: click.echo(line, err=True))
+    certificate = certify(bundle, place_of(options), **options, report=lambda line: click.echo(line, err=True))
     try:
         if as_json:
             click.echo(json.dumps(certificate.as_dict()))

@@ -1,4 +1,6 @@
-"""``make demo``: four ``specrt`` commands on SmolLM2-135M, each shown before it runs, and a chart of what they measured."""
+"""``make demo``: four ``specrt`` commands on SmolLM2-135M, each shown before it runs, and a chart of what they
+measured.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def draw(bench: dict[str, object]) -> None:
 
 @click.command(cls=Tool)
 def main() -> None:
-    """Export SmolLM2-135M with its own weights in 4 bits as the draft, generate, verify, and compare with transformers."""
+    """Export SmolLM2-135M with its own weights in 4 bits as the draft, generate, verify, and compare with
+    transformers.
+    """
     bundle, results = FOLDER / "smollm2", FOLDER / "smollm2-bench.json"
     FOLDER.mkdir(exist_ok=True)
     model = fetch(MODEL)

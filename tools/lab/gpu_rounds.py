@@ -102,7 +102,7 @@ def measure_way(runtime: Runtime, slot: Slot, watch: Watch, k: int, num_tokens: 
 
 
 def measure(
-    bundle: Path, place: dict[str, Any], num_tokens: int, tell: Callable[[str], None] = lambda line: None
+    bundle: Path, place: dict[str, Any], num_tokens: int, report: Callable[[str], None] = lambda line: None
 ) -> dict[str, Any]:
     """Figures of each way, v(M), and where it ran."""
     with specrt.load(bundle, **place) as runtime:
@@ -115,7 +115,7 @@ def measure(
                 _watch_all(part, watch)
         found = []
         for k in sorted(k for k in {0, 1, 2, 4, most} if k <= most):
-            tell(f"K = {k}")
+            report(f"K = {k}")
             found.append(asdict(measure_way(runtime, slot, watch, k, num_tokens)))
         slot.close()
         place = {"backend": runtime.backend, "device": runtime.device}

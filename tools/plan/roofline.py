@@ -71,7 +71,7 @@ class DeviceRow:
     """A line of devices.json: a vendor's figures and where they are from.
 
     ``dense_tflops`` are tensor peaks without sparsity, by type; fp16 (bf16 is the same) and fp8 with fp32 sums.
-    ``checked`` tells whether the figures were found ``quoted`` from the document, follow by ``arithmetic`` from the
+    ``checked`` says whether the figures were found ``quoted`` from the document, follow by ``arithmetic`` from the
     chip's, or were ``not checked``.
     """
 

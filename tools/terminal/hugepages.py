@@ -1,6 +1,6 @@
 """Weights on huge pages: a pass reads all of them, and with 4 kB pages the address translation costs 5 to 9 % of it.
 
-Where Linux gives huge pages to those who ask (``madvise`` mode), glibc asks on behalf of ``malloc`` if it is told so in
+Where Linux gives huge pages to those who ask (``madvise`` mode), glibc asks on behalf of ``malloc`` if it is set so in
 the environment before the process starts. Libraries cannot do that for their host; a command can restart itself.
 """
 

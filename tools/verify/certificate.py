@@ -78,13 +78,13 @@ def certify(
     max_new_tokens: int = 32,
     num_draws: int = 4000,
     output: Path | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     source: str | None = None,
     draft_source: str | None = None,
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or next to the bundle as ``NAME.certificate.json``.
 
-    ``place`` says where to run, by the keywords of ``specrt.load``; ``tell`` gets a line as each check is done: on a
+    ``place`` says where to run, by the keywords of ``specrt.load``; ``report`` gets a line as each check is done: on a
     large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
     exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and
     ``ResourceError`` when the certificate cannot be written there.
@@ -99,11 +99,11 @@ def certify(
         subject = Subject(bundle, runtime, ids, max_new_tokens, num_draws)
         found: list[Check] = []
         with shown_steps(len(_CHECKS)) as advance:
-            found += check_sources(manifest, source, draft_source, tell)
+            found += check_sources(manifest, source, draft_source, report)
             for name, check in _CHECKS:
                 advance(name)
                 found += check(subject)
-                tell(f"{name}: {_outcome(found)}, after {time.perf_counter() - started:.0f} s")
+                report(f"{name}: {_outcome(found)}, after {time.perf_counter() - started:.0f} s")
         certificate = Certificate(
             bundle=str(bundle),
             target=manifest.target.source,

@@ -72,7 +72,7 @@ class Rounds:
 
     @cached_property
     def controls(self) -> dict[str, tuple[Array, Array]]:
-        """What the sampler is told of p and q, by the fault that this is."""
+        """What the sampler is given as p and q, by the fault that this is."""
         return {
             "no verification": (self.q, self.q),
             "a row off by one": (self.p_after[int(self.q.argmax())], self.q),
@@ -81,27 +81,27 @@ class Rounds:
 
     @cached_property
     def sensitivity(self) -> float:
-        """The smallest total variation between p and the distribution of a control: how easily the test can tell them
-        apart.
+        """The smallest total variation between p and the distribution of a control: how easily the test can distinguish
+        them apart.
         """
-        return min(_variation(self.p, _law(self.q, *told)) for told in self.controls.values())
+        return min(_variation(self.p, _distribution(self.q, *given)) for given in self.controls.values())
 
     def _harm(self, q: Array) -> float:
-        """How far the first token's distribution is from p when the rule is told ``q``."""
-        return _variation(self.p, _law(self.q, self.p, q))
+        """How far the first token's distribution is from p when the rule is given ``q``."""
+        return _variation(self.p, _distribution(self.q, self.p, q))
 
     def enough_draws(self, num_draws: int) -> int:
         """``num_draws``, or so many that each control is rejected almost surely (noncentrality 4 n TV^2 >= 100)."""
         return min(MAX_DRAWS, max(num_draws, math.ceil(25 / self.sensitivity**2)))
 
-    def first_tokens(self, rule: str, num_draws: int, told: tuple[Array, Array] | None = None) -> Array:
+    def first_tokens(self, rule: str, num_draws: int, given: tuple[Array, Array] | None = None) -> Array:
         """How often each id came first, verified by the bundle's sampler of ``rule``. [V] i64
 
-        ``told`` replaces what the sampler is told of p and q at the first position, for controls.
+        ``given`` replaces what the sampler is given as p and q at the first position, for controls.
         """
         samplers = self.slot.target.samplers
         sampler, host = samplers.sampler(rule), samplers.host
-        told = told or (self.p, self.q)
+        given = given or (self.p, self.q)
         rows = self.k + 1
         host[INPUT_IDS][0, 0], host[ROW_INDICES][:rows] = 0, range(rows)
         sampler.upload(ROW_INDICES)
@@ -112,8 +112,8 @@ class Rounds:
             x1 = draw(self.q, drafted[0, CHUNK], drafted[0, WITHIN])
             x2 = draw(self.q_after[x1], drafted[1, CHUNK], drafted[1, WITHIN])
             if loaded != x1:
-                sampler.write(PROBS, np.asarray([told[0], self.p_after[x1], self.p_after[x1]][:rows]))
-                sampler.write(DRAFT_PROBS, np.asarray([told[1], self.q_after[x1]][: self.k]))
+                sampler.write(PROBS, np.asarray([given[0], self.p_after[x1], self.p_after[x1]][:rows]))
+                sampler.write(DRAFT_PROBS, np.asarray([given[1], self.q_after[x1]][: self.k]))
                 loaded = x1
             host[INPUT_IDS][0, 1:rows] = (x1, x2)[: self.k]
             host[UNIFORMS][:rows] = uniforms.of_round(VERIFY, index, rows)
@@ -144,8 +144,8 @@ def check_first_tokens(subject: Subject) -> list[Check]:
                 {"p_value": value, "total_variation": rounds.distance},
             )
         )
-    for name, told in rounds.controls.items():
-        value = p_value(rounds.first_tokens(TOKEN, num_draws, told), rounds.p)
+    for name, given in rounds.controls.items():
+        value = p_value(rounds.first_tokens(TOKEN, num_draws, given), rounds.p)
         found.append(
             Check(
                 f"control: {name}",
@@ -200,8 +200,8 @@ def _logits(part: SlotModel, tokens: Sequence[int]) -> Array:
     return part.model.read(LOGITS)[0][:1]
 
 
-def _law(drawn: Array, p: Array, q: Array) -> Array:
-    """The distribution of the first token under ``token`` when ids are drawn from ``drawn`` and the rule is told p and
+def _distribution(drawn: Array, p: Array, q: Array) -> Array:
+    """The distribution of the first token under ``token`` when ids are drawn from ``drawn`` and the rule is given p and
     q. [V]
     """
     accepted = drawn * np.minimum(1, np.divide(p, q, out=np.ones_like(p), where=q > 0))

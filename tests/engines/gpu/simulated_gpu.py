@@ -55,7 +55,7 @@ def write_engines(bundle: Path, backend: str, version: str, has_decode_profile: 
     return contracts
 
 
-class Twin:
+class SimulatedGpu:
     """A simulated GPU with a TensorRT, and a bundle with engines for it."""
 
     def __init__(self, bundle: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ Keys = Callable[[str, int, int], Hashable]  # of (stream, the round's first posi
 
 
 def by_round(stream: str, start: int, offset: int) -> Hashable:
-    """Every round has uniforms of its own (a round commits a token at least, so its start tells it)."""
+    """Every round has uniforms of its own (a round commits a token at least, so its start names it)."""
     return stream, start, offset
 
 

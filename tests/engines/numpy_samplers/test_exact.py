@@ -90,7 +90,9 @@ def then_fresh(step: Step, memory: int) -> Distribution:
 @each_rule
 def test_a_round_has_the_target_s_distribution(rule: Rule, k: int, seed: int) -> None:
     pair = random_pair(seed, k)
-    assert bias_of(exact_distribution(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
+    assert (
+        bias_of(exact_distribution(lambda uniforms: pair.sampled(rule, (), uniforms, by_round)), pair, 1) <= TOLERANCE
+    )
 
 
 @each_seed

@@ -115,7 +115,7 @@ def test_a_graph_with_other_inputs_or_outputs_is_refused(
         (replace(SPEC, kv_layers=(KVLayer(NUM_KV_HEADS, HEAD_DIM + 8),)), KEY),
         (replace(SPEC, kv_layers=(KVLayer(NUM_KV_HEADS - 1, HEAD_DIM),)), KEY),
     ],
-    ids=["vocabulary", "sampler dim", "KV samplers"],
+    ids=["vocabulary", "head dim", "KV heads"],
 )
 def test_a_graph_of_another_geometry_is_refused(graph: Path, spec: ModelSpec, name: str) -> None:
     """Found when it is loaded, not in the first pass."""

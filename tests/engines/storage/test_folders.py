@@ -40,14 +40,14 @@ with new_folder(Path(sys.argv[1])) as folder:
 """
 
 
-def killed(place: Path, when: str, tell: list[str] | None = None) -> None:
-    """A process that works on ``place`` until it is killed; ``tell`` gets what is cleared while it lives."""
+def killed(place: Path, when: str, report: list[str] | None = None) -> None:
+    """A process that works on ``place`` until it is killed; ``report`` gets what is cleared while it lives."""
     command = [sys.executable, "-c", KILLED, str(place), when]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "here\n"
-        if tell is not None:
+        if report is not None:
             before = sorted(place.parent.rglob("*"))
-            clear_leftovers(place, tell.append)
+            clear_leftovers(place, report.append)
             assert sorted(place.parent.rglob("*")) == before, "it lives: nothing is removed"
         process.send_signal(signal.SIGKILL)
 
@@ -57,10 +57,10 @@ def test_what_a_killed_process_left_is_removed_and_told(tmp_path: Path) -> None:
     killed(tmp_path / "bundle", "write", while_it_lives)
     assert while_it_lives == []
     (left,) = tmp_path.iterdir()
-    told: list[str] = []
-    with new_folder(tmp_path / "bundle", told.append) as folder:
+    reported: list[str] = []
+    with new_folder(tmp_path / "bundle", reported.append) as folder:
         (folder / "file").touch()
-    assert told == [f"{left}: removed 0.0 MB that an interrupted command had left"]
+    assert reported == [f"{left}: removed 0.0 MB that an interrupted command had left"]
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["bundle", "bundle/file"]
 
 
@@ -70,11 +70,11 @@ def test_a_folder_that_was_about_to_be_replaced_is_restored(tmp_path: Path) -> N
     (place / "old").touch()
     killed(place, "replace")
     assert not place.exists(), "else the test shows nothing"
-    told: list[str] = []
-    clear_leftovers(place, told.append)
+    reported: list[str] = []
+    clear_leftovers(place, reported.append)
     assert (place / "old").exists()
     assert sorted(tmp_path.iterdir()) == [place]
-    assert len(told) == 2 and "restored" in told[0]
+    assert len(reported) == 2 and "restored" in reported[0]
 
 
 def foreign(tmp_path: Path) -> list[Path]:
@@ -97,10 +97,10 @@ def test_folders_that_only_look_like_ours_stay(tmp_path: Path) -> None:
     (tmp_path / ".bundle.partial-linkedto").symlink_to(target)
     os.utime(made[1] / "weights", (0, 0))
     os.utime(made[1], (0, 0))
-    told: list[str] = []
-    clear_leftovers(tmp_path / "bundle", told.append)
+    reported: list[str] = []
+    clear_leftovers(tmp_path / "bundle", reported.append)
     assert [path for path in made if not path.exists()] == [] and (target / LOCK_NAME).exists()
-    assert len(told) == 1 and told[0].startswith(f"{made[1]}: has no lock of specrt and is left alone")
+    assert len(reported) == 1 and reported[0].startswith(f"{made[1]}: has no lock of specrt and is left alone")
 
 
 @pytest.mark.parametrize(

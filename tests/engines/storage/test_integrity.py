@@ -131,8 +131,8 @@ def test_a_file_is_hashed_once_and_then_remembered(bundle: Bundle, hashed: list[
     assert len(hashed) == 3
 
 
-class Told:
-    """A progress that keeps what it is told."""
+class KeptProgress:
+    """A progress that keeps what it gets."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, int | None]] = []
@@ -153,15 +153,15 @@ def test_long_hashing_tells_its_bytes_before_and_while_it_reads_them(
 ) -> None:
     total = sum(map(len, CONTENTS.values()))
     for least, always_hash, expected in ((total, False, total), (total, False, 0), (total, True, total)):
-        told = Told()
+        reported = KeptProgress()
         monkeypatch.setattr(integrity, "LONG_BYTES", least)
-        check_files(bundle.path, bundle.manifest, always_hash, told)
-        assert told.steps == ([("hashing 0.0 GB", total)] if expected else [])
-        assert told.amount == expected
+        check_files(bundle.path, bundle.manifest, always_hash, reported)
+        assert reported.steps == ([("hashing 0.0 GB", total)] if expected else [])
+        assert reported.amount == expected
     monkeypatch.setattr(integrity, "LONG_BYTES", total + 1)
-    told = Told()
-    check_files(bundle.path, bundle.manifest, True, told)
-    assert told.steps == []
+    reported = KeptProgress()
+    check_files(bundle.path, bundle.manifest, True, reported)
+    assert reported.steps == []
 
 
 def test_only_a_touched_file_is_hashed_again(bundle: Bundle, hashed: list[str]) -> None:
@@ -217,9 +217,9 @@ def test_a_ledger_that_cannot_be_written_only_costs_time(bundle: Bundle, hashed:
 def test_sha256_tells_the_bytes_it_has_read(tmp_path: Path) -> None:
     content = b"x" * (CHUNK_BYTES + 5)
     (tmp_path / "file").write_bytes(content)
-    told: list[int] = []
-    assert sha256_of(tmp_path / "file", told.append) == hashlib.sha256(content).hexdigest()
-    assert told == [CHUNK_BYTES, 5]
+    reported: list[int] = []
+    assert sha256_of(tmp_path / "file", reported.append) == hashlib.sha256(content).hexdigest()
+    assert reported == [CHUNK_BYTES, 5]
 
 
 def test_the_cache_is_in_the_home_folder_unless_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

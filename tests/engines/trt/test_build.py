@@ -40,7 +40,7 @@ def _own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Steps:
-    """Progress that keeps what it is told, and may be interrupted at a step."""
+    """Progress that keeps what it gets, and may be interrupted at a step."""
 
     def __init__(self, stop_at: str = "") -> None:
         self.steps: list[str] = []
@@ -116,7 +116,7 @@ def _check(
 
 
 def test_what_was_built_here_is_taken_as_it_is(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Elsewhere a user is told that engines are native code."""
+    """Elsewhere a user reads that engines are native code."""
     assert _check(built) == []
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path))
     (notice,) = _check(built)

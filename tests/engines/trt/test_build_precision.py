@@ -34,7 +34,7 @@ def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> No
     assert manifest.draft.model is not None
     assert manifest.target.quantization == manifest.draft.model.quantization == quantize
     assert manifest.target.parity.mean_kl < {"int8": 0.01, "int4": 0.5}[quantize]
-    num_weights = 2 * (4 * 256 * 256 - 2 * 128 * 256 + 3 * 512 * 256)  # projections; K and V have half the samplers
+    num_weights = 2 * (4 * 256 * 256 - 2 * 128 * 256 + 3 * 512 * 256)  # projections; K and V have half the heads
     table = len(tiny_tokenizer()) * 256
     expected = table + num_weights * {"int8": 1, "int4": 0.5 + 2 / 32}[quantize]
     assert expected < manifest.target.weights_bytes < 1.1 * expected

@@ -20,7 +20,7 @@ from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
-from tests.engines.gpu.simulated_gpu import Twin
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import NUM_TOKENS, PROMPT, SEEN, WAYS, K, generated
 from tests.engines.trt.simulated_trt import (
     CudaGraphStrategy,
@@ -28,12 +28,12 @@ from tests.engines.trt.simulated_trt import (
 )
 
 
-def test_ids_are_those_of_the_same_graphs_on_the_cpu(twin: Twin) -> None:
+def test_ids_are_those_of_the_same_graphs_on_the_cpu(simulated: SimulatedGpu) -> None:
     """Each way on a new slot and on one that was used before, whose prompt is there in part."""
     ways = {**WAYS, **SEEN}
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         expected = {name: generated(runtime, **way) for name, way in ways.items()}
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         found = {name: generated(runtime, **way) for name, way in ways.items()}
     assert found == expected
     accepted = [expected[name][1] for name in WAYS if name not in ("plain", "ngram")]
@@ -41,7 +41,7 @@ def test_ids_are_those_of_the_same_graphs_on_the_cpu(twin: Twin) -> None:
     assert any(sum(histogram[:K]) for histogram in accepted), "and some are not"
 
 
-def counted(twin: Twin, runtime: Runtime, way: dict[str, Any]) -> list[Counter[str]]:
+def counted(simulated: SimulatedGpu, runtime: Runtime, way: dict[str, Any]) -> list[Counter[str]]:
     """What the GPU was asked in each round."""
     options = options_of({"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
     settings, slot = settings_of(options, runtime.manifest), runtime.open_slot("model")
@@ -49,15 +49,15 @@ def counted(twin: Twin, runtime: Runtime, way: dict[str, Any]) -> list[Counter[s
     for _ in range(2):  # the second text finds all contexts there
         marks.clear()
         prompt = runtime.codec.encode(PROMPT)
-        run_rounds(runtime, slot, prompt, settings, lambda *_: marks.append(twin.cuda.counts.copy()))
+        run_rounds(runtime, slot, prompt, settings, lambda *_: marks.append(simulated.cuda.counts.copy()))
     slot.close()
     return [after - before for before, after in itertools.pairwise(marks[2:])]
 
 
 @pytest.mark.parametrize("name", [name for name in WAYS if name != "plain"])
-def test_the_host_waits_once_a_round_and_allocates_nothing(twin: Twin, name: str) -> None:
-    with twin.open() as runtime:
-        rounds = counted(twin, runtime, WAYS[name])
+def test_the_host_waits_once_a_round_and_allocates_nothing(simulated: SimulatedGpu, name: str) -> None:
+    with simulated.open() as runtime:
+        rounds = counted(simulated, runtime, WAYS[name])
         vocab_bytes = 4 * runtime.manifest.target.spec.vocab_size
     assert len(rounds) >= 4
     for seen in rounds:
@@ -67,44 +67,44 @@ def test_the_host_waits_once_a_round_and_allocates_nothing(twin: Twin, name: str
 
 
 @pytest.mark.parametrize("name", ["penalties", "processors"])
-def test_what_the_host_must_see_costs_waits(twin: Twin, name: str) -> None:
+def test_what_the_host_must_see_costs_waits(simulated: SimulatedGpu, name: str) -> None:
     """As the documents say: with penalties or processors each drafted id is read before the next pass."""
-    with twin.open() as runtime:
-        assert max(seen["wait"] for seen in counted(twin, runtime, SEEN[name])) > 1
+    with simulated.open() as runtime:
+        assert max(seen["wait"] for seen in counted(simulated, runtime, SEEN[name])) > 1
 
 
-def outcome(twin: Twin, way: str) -> Any:
+def outcome(simulated: SimulatedGpu, way: str) -> Any:
     """What is generated on the GPU, or the kind of error that wrong bytes lead to."""
     try:
-        with twin.open() as runtime:
+        with simulated.open() as runtime:
             return generated(runtime, **WAYS[way])
     except Exception as error:
         return type(error)
 
 
-def test_what_a_late_draft_took_is_told_by_the_device(twin: Twin) -> None:
+def test_what_a_late_draft_took_is_told_by_the_device(simulated: SimulatedGpu) -> None:
     """The controller learns of both models, though the host never waits for the draft."""
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True)
         assert result.stats.drafted > 0
         estimates = runtime.estimates
         assert estimates.draft.is_known
         assert 0 < estimates.draft.ms(1) < 1e3
         assert estimates.target.ms(1) > 0
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         assert runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids == result.token_ids
 
 
-def test_a_read_that_does_not_wait_is_noticed(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_does_not_wait_is_noticed(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the simulation: what is not waited for is not there."""
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         expected = generated(runtime, **WAYS["greedy"])
-    monkeypatch.setattr(twin.device, "wait", lambda: None)
-    assert outcome(twin, "greedy") != expected
+    monkeypatch.setattr(simulated.device, "wait", lambda: None)
+    assert outcome(simulated, "greedy") != expected
 
 
 def test_page_locked_memory_that_is_used_again_too_early_is_noticed(
-    twin: Twin, monkeypatch: pytest.MonkeyPatch
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the uploads: all from one place, as if copies were done at once."""
     upload = Device._upload
@@ -113,17 +113,19 @@ def test_page_locked_memory_that_is_used_again_too_early_is_noticed(
         self._used_bytes = 0
         upload(self, address, data)
 
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         expected = generated(runtime, **WAYS["seed"])
     monkeypatch.setattr(Device, "_upload", careless)
-    assert outcome(twin, "seed") != expected
+    assert outcome(simulated, "seed") != expected
 
 
-def test_uploads_wait_only_when_the_page_locked_area_is_full(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_wait_only_when_the_page_locked_area_is_full(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("specrt.engines.gpu.device.UPLOAD_BYTES", 4096)
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         expected = generated(runtime, **WAYS["seed"])
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         assert generated(runtime, **WAYS["seed"]) == expected
 
 
@@ -133,22 +135,22 @@ def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle
     for kind in ("graphs", "none", "refused"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-            twin = Twin(Path(shutil.copytree(noisy_bundle, tmp_path / kind)), "tensorrt", patch)
+            simulated = SimulatedGpu(Path(shutil.copytree(noisy_bundle, tmp_path / kind)), "tensorrt", patch)
             patch.setattr(TrtBuild, "uses_graphs", kind != "none")
-            twin.cuda.can_capture = kind == "graphs"
+            simulated.cuda.can_capture = kind == "graphs"
             if kind == "refused":
                 import specrt
 
                 with (
                     pytest.warns(UserWarning, match="cannot be captured as a CUDA graph"),
-                    specrt.load(twin.bundle, backend="tensorrt") as runtime,
+                    specrt.load(simulated.bundle, backend="tensorrt") as runtime,
                 ):
                     found[kind] = generated(runtime, **WAYS["block"])
             else:
-                with twin.open() as runtime:
+                with simulated.open() as runtime:
                     found[kind] = generated(runtime, **WAYS["block"])
-            counts = twin.cuda.counts
-            contexts = [context for engine in twin.library.engines for context in engine.contexts]
+            counts = simulated.cuda.counts
+            contexts = [context for engine in simulated.library.engines for context in engine.contexts]
             captured = sum(context.is_captured for context in contexts)
             assert (counts["launch"] > counts["capture"] > 0) == (kind == "graphs")
             assert captured == (counts["capture"] if kind == "graphs" else 0)
@@ -158,11 +160,11 @@ def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle
 def test_rtx_captures_by_itself_and_exchanges_no_kernels(noisy_bundle: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-        twin = Twin(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), "tensorrt-rtx", patch)
-        with twin.open() as runtime:
+        simulated = SimulatedGpu(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), "tensorrt-rtx", patch)
+        with simulated.open() as runtime:
             generated(runtime, **WAYS["greedy"])
-        assert twin.cuda.counts["capture"] == 0
-        for engine in twin.library.engines:
+        assert simulated.cuda.counts["capture"] == 0
+        for engine in simulated.library.engines:
             for context in engine.contexts:
                 width = next((s[1] for name, s in context.shapes.items() if name == "input_ids"), 1)
                 is_kept = width <= KEPT_WIDTHS and context.profile == 0

@@ -31,111 +31,113 @@ from specrt.engines.trt.record import (
     remember_build,
 )
 from specrt.engines.trt.runtime_cache import RUNTIME_CACHE_NAME
-from tests.engines.gpu.simulated_gpu import Twin, write_engines
+from tests.engines.gpu.simulated_gpu import SimulatedGpu, write_engines
 from tests.engines.trt.simulated_trt import DataType
 
 BACKEND = "tensorrt-rtx"
 
 
 @pytest.fixture
-def twin(tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Twin:
+def simulated(tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    return Twin(Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")), BACKEND, monkeypatch)
+    return SimulatedGpu(Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")), BACKEND, monkeypatch)
 
 
-def target_of(twin: Twin) -> TrtEngine:
-    entry = twin.manifest.target
-    return TrtEngine(open_build(twin.bundle, BACKEND), twin.bundle / entry.graph, model_contract(entry.spec))
+def target_of(simulated: SimulatedGpu) -> TrtEngine:
+    entry = simulated.manifest.target
+    return TrtEngine(open_build(simulated.bundle, BACKEND), simulated.bundle / entry.graph, model_contract(entry.spec))
 
 
-def rewrite(twin: Twin, **changes: Any) -> None:
+def rewrite(simulated: SimulatedGpu, **changes: Any) -> None:
     """Change the record of the build."""
-    record: BuildRecord = replace(record_from_bundle(twin.bundle, BACKEND), **changes)
-    (engines_folder(twin.bundle, BACKEND) / RECORD_NAME).write_text(record_text(record))
+    record: BuildRecord = replace(record_from_bundle(simulated.bundle, BACKEND), **changes)
+    (engines_folder(simulated.bundle, BACKEND) / RECORD_NAME).write_text(record_text(record))
     remember_build(record)
 
 
-def refused(twin: Twin, kind: type[SpecrtError]) -> str:
+def refused(simulated: SimulatedGpu, kind: type[SpecrtError]) -> str:
     with pytest.raises(kind) as caught:
-        specrt.load(twin.bundle, backend=BACKEND).open_slot("none")
+        specrt.load(simulated.bundle, backend=BACKEND).open_slot("none")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_what_the_record_says_is_checked_before_anything_is_loaded(twin: Twin) -> None:
-    twin.cuda.compute_capability = "7.5"
+def test_what_the_record_says_is_checked_before_anything_is_loaded(simulated: SimulatedGpu) -> None:
+    simulated.cuda.compute_capability = "7.5"
     assert "engines are for compute capability 8.9, this GPU has 7.5; build them again with" in refused(
-        twin, BackendError
+        simulated, BackendError
     )
-    twin.cuda.compute_capability = "8.9"
-    twin.library.__version__ = "1.7.9"
-    assert "engines are for tensorrt_rtx 1.7.1, found 1.7.9" in refused(twin, BackendError)
-    twin.library.__version__ = "1.7.1"
-    engines = record_from_bundle(twin.bundle, BACKEND).engines
+    simulated.cuda.compute_capability = "8.9"
+    simulated.library.__version__ = "1.7.9"
+    assert "engines are for tensorrt_rtx 1.7.1, found 1.7.9" in refused(simulated, BackendError)
+    simulated.library.__version__ = "1.7.1"
+    engines = record_from_bundle(simulated.bundle, BACKEND).engines
     for profile, dim, least in ((VERIFY, ROWS, 3), (PREFILL, WIDTH, 31)):
         profiles: dict[str, Profile] = {
             **engines["target"].profiles,
             profile: {WIDTH: (1, 1, least), ROWS: (1, 1, least)},
         }
-        rewrite(twin, engines={**engines, "target": replace(engines["target"], profiles=profiles)})
-        assert f"profile {profile} is built for {least} {dim}" in refused(twin, BackendError)
-    assert twin.library.engines == []
+        rewrite(simulated, engines={**engines, "target": replace(engines["target"], profiles=profiles)})
+        assert f"profile {profile} is built for {least} {dim}" in refused(simulated, BackendError)
+    assert simulated.library.engines == []
 
 
-def test_an_engine_that_the_library_does_not_take_is_never_used(twin: Twin) -> None:
-    path = engines_folder(twin.bundle, BACKEND) / "target.engine"
+def test_an_engine_that_the_library_does_not_take_is_never_used(simulated: SimulatedGpu) -> None:
+    path = engines_folder(simulated.bundle, BACKEND) / "target.engine"
     path.write_bytes(b"no engine at all")
-    assert "bytes, expected" in refused(twin, BundleError)
-    engines = record_from_bundle(twin.bundle, BACKEND).engines
+    assert "bytes, expected" in refused(simulated, BundleError)
+    engines = record_from_bundle(simulated.bundle, BACKEND).engines
     entry = replace(engines["target"], num_bytes=path.stat().st_size, sha256=sha256_of(path))
-    rewrite(twin, engines={**engines, "target": entry})
-    assert "makes no engine of its 16 bytes (the engine is corrupt), expected" in refused(twin, BackendError)
+    rewrite(simulated, engines={**engines, "target": entry})
+    assert "makes no engine of its 16 bytes (the engine is corrupt), expected" in refused(simulated, BackendError)
 
 
-def test_a_bundle_without_engines_names_the_command_that_builds_them(twin: Twin) -> None:
-    shutil.rmtree(engines_folder(twin.bundle, BACKEND))
-    assert f"specrt build {twin.bundle} --backend {BACKEND}" in refused(twin, BackendError)
+def test_a_bundle_without_engines_names_the_command_that_builds_them(simulated: SimulatedGpu) -> None:
+    shutil.rmtree(engines_folder(simulated.bundle, BACKEND))
+    assert f"specrt build {simulated.bundle} --backend {BACKEND}" in refused(simulated, BackendError)
 
 
-def test_engines_of_another_machine_are_announced(twin: Twin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_of_another_machine_are_announced(
+    simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "another"))
     with pytest.warns(UserWarning, match="native code that this machine did not build"):
-        specrt.load(twin.bundle, backend=BACKEND).close()
+        specrt.load(simulated.bundle, backend=BACKEND).close()
 
 
-def test_an_engine_is_compared_with_the_contract(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_compared_with_the_contract(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.engines.trt import simulated_trt
 
     monkeypatch.setattr(simulated_trt.ICudaEngine, "get_tensor_dtype", lambda self, name: DataType.FLOAT)
     assert "differs from the contract at input_ids: got (True, 'float32', (1, -1), True), expected" in refused(
-        twin, BundleError
+        simulated, BundleError
     )
 
 
-def test_there_is_no_tensorrt_on_the_cpu(twin: Twin) -> None:
+def test_there_is_no_tensorrt_on_the_cpu(simulated: SimulatedGpu) -> None:
     with pytest.raises(BackendError, match="device cpu: backend tensorrt-rtx runs on a GPU only"):
-        specrt.load(twin.bundle, device="cpu")
+        specrt.load(simulated.bundle, device="cpu")
     with pytest.raises(BackendError, match="device cpu: backend tensorrt-rtx runs on a GPU only"):
-        specrt.load(twin.bundle, draft_device="cpu")
+        specrt.load(simulated.bundle, draft_device="cpu")
     with pytest.raises(UsageError, match="device: got 'tpu', expected one of cpu, cuda"):
-        specrt.load(twin.bundle, device="tpu")
+        specrt.load(simulated.bundle, device="tpu")
 
 
-def test_passes_that_are_too_large_never_reach_the_engine(twin: Twin) -> None:
-    spec = twin.manifest.target.spec
-    binding = target_of(twin).open(0)
+def test_passes_that_are_too_large_never_reach_the_engine(simulated: SimulatedGpu) -> None:
+    spec = simulated.manifest.target.spec
+    binding = target_of(simulated).open(0)
     for width, rows in ((spec.max_width + 1, 1), (1, spec.max_rows + 1), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match=f"pass of {width} tokens and {rows} rows: at most"):
             binding.run(width, rows)
-    assert [context.runs for engine in twin.library.engines for context in engine.contexts] == []
+    assert [context.runs for engine in simulated.library.engines for context in engine.contexts] == []
     binding.close()
     binding.close()
     with pytest.raises(RuntimeError, match="closed"):
         binding.run(1, 1)
 
 
-def test_slots_and_shared_memory_are_checked(twin: Twin) -> None:
-    engine = target_of(twin)
+def test_slots_and_shared_memory_are_checked(simulated: SimulatedGpu) -> None:
+    engine = target_of(simulated)
     binding = engine.open(0)
     with pytest.raises(ValueError, match="slot 0 is open already"):
         engine.open(0)
@@ -166,13 +168,13 @@ def logits_after(binding: TrtBinding, ids: Array, past: int, widths: list[int]) 
 
 
 @pytest.mark.parametrize("past", [0, 1, 5, 32])
-def test_rows_equal_single_rows_equal_no_cache(twin: Twin, past: int) -> None:
+def test_rows_equal_single_rows_equal_no_cache(simulated: SimulatedGpu, past: int) -> None:
     """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache
     verify.
     """
-    spec = twin.manifest.target.spec
+    spec = simulated.manifest.target.spec
     ids = np.random.default_rng(past).integers(0, spec.vocab_size, past + spec.max_rows)
-    engine = target_of(twin)
+    engine = target_of(simulated)
     for n in (1, 2, 3, spec.max_rows):
         found = []
         for slot, widths in enumerate(([n], [1] * n)):
@@ -186,27 +188,27 @@ def test_rows_equal_single_rows_equal_no_cache(twin: Twin, past: int) -> None:
             assert np.abs(logits - alone).max() / np.abs(alone).max() < 3e-2
 
 
-def test_a_profile_for_one_token_is_used_where_it_was_built(twin: Twin) -> None:
+def test_a_profile_for_one_token_is_used_where_it_was_built(simulated: SimulatedGpu) -> None:
     """The narrowest profile that fits; the answer is the same."""
-    ids, spec = np.arange(4, 12), twin.manifest.target.spec
-    binding = target_of(twin).open(0)
+    ids, spec = np.arange(4, 12), simulated.manifest.target.spec
+    binding = target_of(simulated).open(0)
     expected = logits_after(binding, ids, 3, [1, 1, 2])
     binding.close()
-    twin.library.engines.clear()
-    write_engines(twin.bundle, BACKEND, twin.library.__version__, has_decode_profile=True)
-    engine = target_of(twin)
+    simulated.library.engines.clear()
+    write_engines(simulated.bundle, BACKEND, simulated.library.__version__, has_decode_profile=True)
+    engine = target_of(simulated)
     assert list(engine.entry.profiles) == [VERIFY, PREFILL, DECODE]
     assert [engine.profile_for(*size) for size in ((1, 1), (2, 1), (spec.max_width, 1))] == [2, 0, 1]
     binding = engine.open(0)
     assert np.array_equal(logits_after(binding, ids, 3, [1, 1, 2]), expected)
-    assert sorted(c.profile for e in twin.library.engines for c in e.contexts) == [0, 0, 2]
+    assert sorted(c.profile for e in simulated.library.engines for c in e.contexts) == [0, 0, 2]
 
 
-def test_runtime_cache_is_kept_next_to_the_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = engines_folder(twin.bundle, BACKEND) / RUNTIME_CACHE_NAME
+def test_runtime_cache_is_kept_next_to_the_engines(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = engines_folder(simulated.bundle, BACKEND) / RUNTIME_CACHE_NAME
 
     def generate() -> None:
-        with specrt.load(twin.bundle, backend=BACKEND) as runtime:
+        with specrt.load(simulated.bundle, backend=BACKEND) as runtime:
             runtime.generate("The quick", max_new_tokens=3)
         del runtime
         gc.collect()  # as a new process: no engine of the build is in use
@@ -231,7 +233,7 @@ def test_runtime_cache_is_kept_next_to_the_engines(twin: Twin, monkeypatch: pyte
     assert [file.name for file in path.parent.iterdir() if file.name.startswith(".")] == []
 
 
-def test_a_build_is_checked_once_for_all_its_engines(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_checked_once_for_all_its_engines(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
 
     def counted(*arguments: Any) -> list[str]:
@@ -239,15 +241,15 @@ def test_a_build_is_checked_once_for_all_its_engines(twin: Twin, monkeypatch: py
         return check_build(*arguments)
 
     monkeypatch.setattr(engine, "check_build", counted)
-    with specrt.load(twin.bundle, backend=BACKEND) as runtime:
+    with specrt.load(simulated.bundle, backend=BACKEND) as runtime:
         runtime.generate("The quick", max_new_tokens=3)
-    assert len(twin.library.engines) > 2
+    assert len(simulated.library.engines) > 2
     assert len(checks) == 1
 
 
-def test_bfloat16_goes_to_the_device_and_back(twin: Twin) -> None:
+def test_bfloat16_goes_to_the_device_and_back(simulated: SimulatedGpu) -> None:
     """numpy has no such type: the host gives and gets float32."""
-    binding = target_of(twin).open(0)
+    binding = target_of(simulated).open(0)
     name = past_name("key", 0)
     memory = binding._tensors[name]
     binding._tensors[name] = replace(memory, dtype="bfloat16")

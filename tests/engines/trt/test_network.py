@@ -16,16 +16,16 @@ from specrt.engines.contract import WIDTH, Contract, TensorSpec
 from specrt.engines.errors import BackendError
 from specrt.engines.trt.network import inspect_network, make_logger, parse
 
-SAMPLERS, CAPACITY, HEAD_DIM = 2, 32, 16
-KV_SHAPE = (1, SAMPLERS, CAPACITY, HEAD_DIM)
-QUERY = TensorSpec("query", "float16", (1, SAMPLERS, WIDTH, HEAD_DIM))
-NEW = TensorSpec("new", "float16", (1, SAMPLERS, WIDTH, HEAD_DIM))
+NUM_HEADS, CAPACITY, HEAD_DIM = 2, 32, 16
+KV_SHAPE = (1, NUM_HEADS, CAPACITY, HEAD_DIM)
+QUERY = TensorSpec("query", "float16", (1, NUM_HEADS, WIDTH, HEAD_DIM))
+NEW = TensorSpec("new", "float16", (1, NUM_HEADS, WIDTH, HEAD_DIM))
 START = TensorSpec("start", "int64", (1,))
 SEEN = TensorSpec("seen", "bool", (1, 1, WIDTH, CAPACITY))
 LENGTH = TensorSpec("length", "int64", (1,))
 PAST = TensorSpec("past", "float16", KV_SHAPE)
 PRESENT = TensorSpec("present", "float16", KV_SHAPE, alias="past")
-ANSWER = TensorSpec("answer", "float16", (1, SAMPLERS, WIDTH, HEAD_DIM))
+ANSWER = TensorSpec("answer", "float16", (1, NUM_HEADS, WIDTH, HEAD_DIM))
 TYPES = {"float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 SCATTER = helper.make_node("TensorScatter", ["past", "new", "start"], ["present"], axis=2)
 MASKED = helper.make_node("Attention", ["query", "present", "present", "seen_mask"], ["answer"])
@@ -92,7 +92,7 @@ def _unused_input(folder: Path) -> None:
 
 
 def _another_capacity(folder: Path) -> None:
-    past = TensorSpec("past", "float16", (1, SAMPLERS, CAPACITY + 1, HEAD_DIM))
+    past = TensorSpec("past", "float16", (1, NUM_HEADS, CAPACITY + 1, HEAD_DIM))
     _inspect(folder, [SCATTER, TO_MASK, MASKED], GOOD, Contract((*GOOD.inputs[:-1], past), GOOD.outputs, {}))
 
 

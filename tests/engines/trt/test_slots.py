@@ -15,18 +15,18 @@ from specrt.engines.trt.engine import TrtBinding
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from specrt.runtime.target import Target
-from tests.engines.gpu.simulated_gpu import Twin
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import NUM_TOKENS, PROMPT, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
 from tests.tiny import save_tiny_model
 
 
-def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
+def test_a_slot_takes_what_is_planned(simulated: SimulatedGpu) -> None:
     """Names, bytes, who is where, and that nothing is allocated next to the plan."""
     samplers = (MATCH, PENALTIES, FILTER, NUCLEUS, MATCH_SAMPLED, BLOCK)
-    plan = plan_slot(twin.manifest, twin.backend, samplers, scratch_bytes=SCRATCH_BYTES)
+    plan = plan_slot(simulated.manifest, simulated.backend, samplers, scratch_bytes=SCRATCH_BYTES)
     found = {}
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         slot = runtime.open_slot("model")
         for role, part in (("target", slot.target), ("draft", slot.draft)):
             assert part is not None
@@ -41,8 +41,8 @@ def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
                     found[f"{owner}/{tensor.name}"] = binding.address(tensor)
                 if binding._mail.size:
                     found[f"{owner}/mailbox"] = binding._mail_address
-        allocated = sum(twin.cuda.sizes.values()) + sum(twin.cuda.pinned.values())
-        sizes = {**twin.cuda.sizes}
+        allocated = sum(simulated.cuda.sizes.values()) + sum(simulated.cuda.pinned.values())
+        sizes = {**simulated.cuda.sizes}
         slot.close()
     planned = {buffer.name: buffer for buffer in plan if buffer.owner != "device"}
     assert planned.keys() == found.keys()
@@ -56,12 +56,12 @@ def test_a_slot_takes_what_is_planned(twin: Twin) -> None:
     assert allocated == allocated_bytes(plan)
 
 
-def test_closing_gives_back_all_memory(twin: Twin) -> None:
-    with twin.open() as runtime:
+def test_closing_gives_back_all_memory(simulated: SimulatedGpu) -> None:
+    with simulated.open() as runtime:
         generated(runtime, **WAYS["block"])
-        scratch = [address for address, _ in twin.device._scratch]
+        scratch = [address for address, _ in simulated.device._scratch]
         assert len(scratch) == 1, "all contexts work in the same memory"
-    assert sorted(twin.cuda.sizes) == scratch
+    assert sorted(simulated.cuda.sizes) == scratch
 
 
 def test_a_draft_may_read_the_targets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +72,10 @@ def test_a_draft_may_read_the_targets_cache(tmp_path: Path, monkeypatch: pytest.
         str(model), bundle, "self:int8", K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
     )
     assert export(options).draft.shares_kv
-    twin, names = Twin(bundle, "tensorrt-rtx", monkeypatch), ["greedy", "seed", "block", "plain"]
-    with twin.on_cpu() as runtime:
+    simulated, names = SimulatedGpu(bundle, "tensorrt-rtx", monkeypatch), ["greedy", "seed", "block", "plain"]
+    with simulated.on_cpu() as runtime:
         expected = {name: generated(runtime, **WAYS[name]) for name in names}
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         assert {name: generated(runtime, **WAYS[name]) for name in names} == expected
         slot = runtime._pool._idle[0]
         assert slot.draft is not None
@@ -84,12 +84,12 @@ def test_a_draft_may_read_the_targets_cache(tmp_path: Path, monkeypatch: pytest.
     assert sum(expected["greedy"][1][1:]) > 0, "some drafts are accepted"
 
 
-def test_several_threads_get_what_one_gets(twin: Twin) -> None:
+def test_several_threads_get_what_one_gets(simulated: SimulatedGpu) -> None:
     names = ["greedy", "seed", "block", "plain"]
-    with twin.on_cpu() as runtime:
+    with simulated.on_cpu() as runtime:
         expected = {name: generated(runtime, **WAYS[name])[:2] for name in names}
     found = {}
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
 
         def work(name: str) -> None:
             found[name] = generated(runtime, **WAYS[name])[:2]
@@ -102,10 +102,10 @@ def test_several_threads_get_what_one_gets(twin: Twin) -> None:
     assert found == expected
 
 
-def test_a_prompt_that_goes_on_finds_the_ids_that_came_late(twin: Twin) -> None:
+def test_a_prompt_that_goes_on_finds_the_ids_that_came_late(simulated: SimulatedGpu) -> None:
     """The host learned which ids the caches hold: the same part of both caches is used again as on the CPU."""
     found = []
-    for opened in (twin.on_cpu, twin.open):
+    for opened in (simulated.on_cpu, simulated.open):
         with opened() as runtime:
             prompt = runtime.codec.encode(PROMPT)
             first = generated(runtime, prompt, **WAYS["greedy"])
@@ -118,9 +118,11 @@ def test_a_prompt_that_goes_on_finds_the_ids_that_came_late(twin: Twin) -> None:
     assert found[0][1][2] >= len(prompt) + NUM_TOKENS - 2
 
 
-def test_ids_that_were_never_learned_are_not_found_again(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_that_were_never_learned_are_not_found_again(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error between draft and verdict: the slot holds passes over ids that the host has not seen."""
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         prompt = runtime.codec.encode(PROMPT)
         expected = generated(runtime, prompt, **WAYS["greedy"])[0]
         verify, calls = Target.verify, []
@@ -143,9 +145,9 @@ def test_ids_that_were_never_learned_are_not_found_again(twin: Twin, monkeypatch
         assert generated(runtime, prompt, **WAYS["greedy"])[0] == expected
 
 
-def test_a_verdict_needs_no_logits_on_the_host(twin: Twin) -> None:
+def test_a_verdict_needs_no_logits_on_the_host(simulated: SimulatedGpu) -> None:
     """``read`` gives the part of a tensor that the last pass used."""
-    with twin.open() as runtime:
+    with simulated.open() as runtime:
         slot = runtime.open_slot("none")
         slot.target.model.feed(list(range(4, 10)), 2)
         (logits,) = slot.target.model.read("logits")

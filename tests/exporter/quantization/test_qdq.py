@@ -98,7 +98,7 @@ def spec_of(model: object, dtype: str) -> ModelSpec:
 
 
 class Quantized:
-    """A tiny model's graph in fp16, its twin, and torch's fp32 logits [L, V] with the same rounded weights."""
+    """A tiny model's graph in fp16, its copy, and torch's fp32 logits [L, V] with the same rounded weights."""
 
     def __init__(self, architecture: str, name: str, folder: Path) -> None:
         self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, max(PAST) + W)
@@ -109,8 +109,8 @@ class Quantized:
         self.graph = graph
         ir.save(graph, folder / "half.onnx", external_data="half.data")
         self.half = Passes(folder / "half.onnx", self.spec, self.ids)
-        ir.save(widen(ir.load(folder / "half.onnx")), folder / "twin.onnx", external_data="twin.data")
-        self.twin = Passes(folder / "twin.onnx", replace(self.spec, dtype="float32"), self.ids)
+        ir.save(widen(ir.load(folder / "half.onnx")), folder / "fp32.onnx", external_data="copy.data")
+        self.fp32_copy = Passes(folder / "fp32.onnx", replace(self.spec, dtype="float32"), self.ids)
         cast_weights(model, torch.float32)
         round_model(model, name)
         with torch.no_grad():
@@ -142,11 +142,11 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Quantized(architecture, name, tmp_path_factory.mktemp("quantized"))
 
 
-@pytest.mark.parametrize("precision", ["twin", "half"])
+@pytest.mark.parametrize("precision", ["copy", "half"])
 def test_rows_equal_single_rows_equal_the_rounded_model(quantized: Quantized, precision: str) -> None:
     assert quantized.scale > 0.1, "logits this small would hide an error"
     passes: Passes = getattr(quantized, precision)
-    tolerance = 5 * TOLERANCE if precision == "twin" else HALF_TOLERANCE
+    tolerance = 5 * TOLERANCE if precision == "copy" else HALF_TOLERANCE
     for past in PAST:
         for n in (1, 2, 3, W):
             expected = quantized.expected[past : past + n]

@@ -46,7 +46,7 @@ def verdict_of(config: Any) -> Verdict:
 
 
 def _facts(observation: Observation) -> str:
-    """Samplers, KV and masks of the layers, each kind once."""
+    """Heads, KV and masks of the layers, each kind once."""
     kinds = []
     for site in observation.sites:
         text = f"{site.num_heads} heads of {site.head_dim} on {site.num_kv_heads}"
@@ -101,7 +101,7 @@ What is exported: decoder-only models with softmax attention over a KV cache, wh
 and cache interfaces, whatever their positions, norms, biases and activations are. Layers may have sliding windows of
 any size, groups of queries on one KV head, soft caps, and scales of their own.
 
-**Sampler sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those
+**Head sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those
 from 16 to 256. Other heads are padded with zeros to the next multiple of 8, after rotation: zeros add nothing to q.k,
 the scale stays that of the model's own size, and the padding is cut off the result. The KV cache has the padded size,
 and so have `inspect`, `plan` and the byte counts (a model with heads of 100 stores 104, 4 % more). Values of another
@@ -109,7 +109,7 @@ size than keys are padded to the larger of both. For TensorRT, heads below 16 or
 operators, since there is no fused kernel. No head size is refused.
 
 **What is compared.** `make test-slow` exports every tiny config of the first table, and every exported model type of
-the second one as a random model of two layers, and compares logits and 40 greedy ids with transformers'. Four of the
+the second one as a random model of two layers, and compares logits and 40 greedy ids with transformers'. Five of the
 first table are compared by `make test`.
 """
 

@@ -1,4 +1,4 @@
-"""Samplers of sizes that no kernel takes: padded in graph and KV, and the ids are those of the model."""
+"""Heads of sizes that no kernel takes: padded in graph and KV, and the ids are those of the model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The standard dialect on ONNX Runtime's CPU: the contract test, on the fp32 twin and on fp16 as it is.
+"""The standard dialect on ONNX Runtime's CPU: the contract test, on the fp32 copy and on fp16 as it is.
 
-The twin must answer as the model with the same rounded weights does in fp32. ONNX Runtime has no bf16 kernels on the
+The copy must answer as the model with the same rounded weights does in fp32. ONNX Runtime has no bf16 kernels on the
 CPU, so a bf16 graph must be the fp16 graph, node by node, but for its dtypes.
 """
 
@@ -57,7 +57,7 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
 
 
 class Exported:
-    """A tiny model's graph in fp16 and its twin on ONNX Runtime, and what torch says in fp32."""
+    """A tiny model's graph in fp16 and its copy on ONNX Runtime, and what torch says in fp32."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
@@ -76,8 +76,8 @@ class Exported:
         ir.save(graph, folder / "half.onnx", external_data="half.data")
         self.half = Passes(folder / "half.onnx", self.spec, self.ids)
         assert nodes_of(widen(graph)) == self.nodes
-        ir.save(graph, folder / "twin.onnx", external_data="twin.data")
-        self.twin = Passes(folder / "twin.onnx", replace(self.spec, dtype="float32"), self.ids)
+        ir.save(graph, folder / "fp32.onnx", external_data="copy.data")
+        self.fp32_copy = Passes(folder / "fp32.onnx", replace(self.spec, dtype="float32"), self.ids)
 
 
 @pytest.fixture(scope="module", params=each_row())
@@ -85,11 +85,11 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Exported(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("precision", ["twin", "half"])
+@pytest.mark.parametrize("precision", ["copy", "half"])
 def test_rows_equal_single_rows_equal_no_cache(exported: Exported, precision: str) -> None:
     assert exported.scale > 0.1, "logits this small would hide an error"
     passes: Passes = getattr(exported, precision)
-    tolerance = TOLERANCE if precision == "twin" else HALF_TOLERANCE
+    tolerance = TOLERANCE if precision == "copy" else HALF_TOLERANCE
     for past in PAST:
         for n in (1, 2, 3, W):
             expected = exported.expected[past : past + n]
@@ -118,7 +118,7 @@ def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(exported: Exported) -> None
 def test_stale_slots_are_not_seen(tmp_path: Path) -> None:
     """Rollback is an assignment: what is beyond the positions of a pass, or behind its window, changes nothing."""
     exported = Exported("mistral", tmp_path)
-    binding = exported.twin.engine.open(0)
+    binding = exported.copy.engine.open(0)
     passes = []
     for stale in (0.0, 1e3):
         for name, buffer in binding.host.items():

@@ -1,4 +1,4 @@
-"""The controller on a simulated machine: near the best fixed K wherever that is, and plain where none pays."""
+"""The controller on a simulated machine: near the best fixed K, small or large, and plain where none pays."""
 
 from __future__ import annotations
 

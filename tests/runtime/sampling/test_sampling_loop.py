@@ -234,7 +234,7 @@ def check_widths(pair: Pair, settings: Settings) -> None:
 @pytest.mark.parametrize("variant", ["bare", "filters", "penalties", "both"])
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_draft_of_the_same_distribution_is_accepted_whole(rule: str, variant: str, k: int) -> None:
-    """p = q to the last bit, so that u q < p wherever u < 1: rows of the draft's probabilities are where they belong.
+    """p = q to the last bit, so that u q < p for every u < 1: rows of the draft's probabilities are where they belong.
 
     Each row's penalties count what was drafted before it.
     """

@@ -1,4 +1,4 @@
-"""The command ``specrt bench``: who competes, what is refused, what is told beforehand."""
+"""The command ``specrt bench``: who competes, what is refused, what is reported beforehand."""
 
 from __future__ import annotations
 

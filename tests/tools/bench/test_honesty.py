@@ -1,4 +1,4 @@
-"""Methods that lie, are slow or fail are told for what they are; interruption; the order of the turns."""
+"""Methods that report false ids, are slow or fail are named; interruption; the order of the turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp as a method: what is missing is told, ids that a stream leaves out are found, a real model answers."""
+"""llama.cpp as a method: what is missing is named, ids that a stream leaves out are found, a real model answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores: figures from hand-made timings, methods that lie or are slow, acceptance by position."""
+"""Scores: figures from hand-made timings, methods that report false ids or are slow, acceptance by position."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from specrt.tools.lab.gpu_rounds import main, measure
-from tests.engines.gpu.simulated_gpu import Twin
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
 
 
 def test_figures_of_a_simulated_gpu(
     tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    twin = Twin(Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")), "tensorrt", monkeypatch)
-    result = measure(twin.bundle, {"backend": "tensorrt"}, 24)
+    simulated = SimulatedGpu(Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")), "tensorrt", monkeypatch)
+    result = measure(simulated.bundle, {"backend": "tensorrt"}, 24)
     assert (result["backend"], result["device"]) == ("tensorrt", "cuda")
     assert [way["way"] for way in result["ways"]] == ["plain", "model, K = 1", "model, K = 2", "model, K = 3"]
     for way in result["ways"]:

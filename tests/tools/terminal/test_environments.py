@@ -130,7 +130,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of models in which one is there already, as far as its size tells."""
+    """A home of models in which one is there already, as far as its size shows."""
     folder = tmp_path_factory.mktemp("models")
     model = MODELS["smollm2-135m"]
     (folder / model.name).mkdir()
@@ -207,9 +207,9 @@ CHAT_INPUTS = {
 }
 
 
-@pytest.mark.parametrize(("content", "encoding", "told"), CHAT_INPUTS.values(), ids=CHAT_INPUTS)
+@pytest.mark.parametrize(("content", "encoding", "reported"), CHAT_INPUTS.values(), ids=CHAT_INPUTS)
 def test_a_line_of_chat_that_is_not_text_costs_one_line(
-    server: Server, tiny_bundle: Path, content: bytes, encoding: str, told: str
+    server: Server, tiny_bundle: Path, content: bytes, encoding: str, reported: str
 ) -> None:
     file = server.folder / "lines"
     file.write_bytes(content)
@@ -217,7 +217,7 @@ def test_a_line_of_chat_that_is_not_text_costs_one_line(
     code, output, shown = server.run(["chat", str(tiny_bundle), *SHORT], column)
     lines = shown.splitlines()
     assert code == 0 and output
-    assert len(lines) == 2 and told in lines[0] and "tokens" in lines[1]
+    assert len(lines) == 2 and reported in lines[0] and "tokens" in lines[1]
 
 
 def test_a_user_without_a_home_and_a_name(tiny_bundle: Path) -> None:

@@ -81,18 +81,18 @@ def test_a_tuning_of_another_place_is_not_used_and_that_is_said(stored: tuple[Pa
     data = to_json(tuning)
     data["fingerprint"][name] = "another"
     tuning_path(bundle).write_text(json.dumps(data))
-    told: list[str] = []
-    assert tuning_for(bundle, "onnxruntime", 1, told.append) is None
-    assert len(told) == 1 and f"measured with {name} another" in told[0] and "specrt tune" in told[0]
+    reported: list[str] = []
+    assert tuning_for(bundle, "onnxruntime", 1, reported.append) is None
+    assert len(reported) == 1 and f"measured with {name} another" in reported[0] and "specrt tune" in reported[0]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"target_ms": 3}', "\xff"])
 def test_a_file_that_is_none_is_not_used_and_that_is_said(stored: tuple[Path, Tuning], content: str) -> None:
     bundle, _ = stored
     tuning_path(bundle).write_text(content, encoding="latin-1")
-    told: list[str] = []
-    assert tuning_for(bundle, "onnxruntime", 1, told.append) is None
-    assert len(told) == 1 and "cannot be read" in told[0]
+    reported: list[str] = []
+    assert tuning_for(bundle, "onnxruntime", 1, reported.append) is None
+    assert len(reported) == 1 and "cannot be read" in reported[0]
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

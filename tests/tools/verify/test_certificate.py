@@ -20,8 +20,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def certificate(bundle: Path, lines: list[str] | None = None) -> Certificate:
-    told = lines if lines is not None else []
-    return certify(bundle, max_new_tokens=12, num_draws=1500, output=bundle.parent / "c.json", tell=told.append)
+    reported = lines if lines is not None else []
+    return certify(bundle, max_new_tokens=12, num_draws=1500, output=bundle.parent / "c.json", report=reported.append)
 
 
 def failed(found: Certificate) -> list[str]:
