@@ -50,6 +50,6 @@ def test_commands_and_code_of_the_readme(place: Path) -> None:
 def test_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert {"demo", "test", "demo-pair"} <= named
+    assert {"demo", "test"} <= named
     for target in named:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
