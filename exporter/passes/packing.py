@@ -54,7 +54,8 @@ def pack_shared_inputs(model: ir.Model) -> ir.Model:
     apart = routers(model)
     for node in model.graph:
         weight = node.inputs[1] if node.op_type == "MatMul" and node not in apart else None
-        if weight is not None and weight.const_value is not None and len(weight.uses()) == 1:
+        stored = weight.const_value if weight is not None and len(weight.uses()) == 1 else None
+        if stored is not None and len(stored.shape) == 2:
             groups.setdefault(node.inputs[0], []).append(node)  # type: ignore[arg-type]
     for source, nodes in groups.items():
         if len(nodes) > 1:
