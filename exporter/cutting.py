@@ -68,7 +68,7 @@ def _number(layers: Iterable[torch.nn.Module]) -> None:
     for number, layer in enumerate(layers):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = number
+                module.layer_idx = number  # type: ignore[assignment]
 
 
 def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

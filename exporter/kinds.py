@@ -79,7 +79,7 @@ def _leaving(leave: Any, index: int) -> Any:
     return hook
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Labels of tensors are absolute; ``_seen_from`` says what one looks like from a layer."""
 
     def __init__(
@@ -89,10 +89,11 @@ class _Recorder(TorchDispatchMode):
         inputs: Mapping[str, torch.Tensor],
         owners: Mapping[str, int],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.records: dict[int, list[Hashable]] = {index: [] for index in (OUTSIDE, *range(len(layers)))}
-        self._scope, self._entry, self._exit = OUTSIDE, None, None
-        self._last = len(layers) - 1
+        self._scope = OUTSIDE
+        self._entry: torch.Tensor | None = None  # of the layer that runs
+        self._exit: torch.Tensor | None = None  # of the last one that ran
         self._alive: list[torch.Tensor] = []  # an id must not be used again
         self._made: dict[int, tuple[Hashable, ...]] = {}
         self._shared: dict[Hashable, int] = {}
@@ -123,7 +124,7 @@ class _Recorder(TorchDispatchMode):
         """Note where the outputs come from: those of a layer's KV as seen from it."""
         for output in outputs:
             made = self._made.get(id(output), (OUTSIDE,))
-            self._scope = made[0] if made[0] in self.records else OUTSIDE  # type: ignore[assignment]
+            self._scope = made[0] if made[0] in self.records else OUTSIDE
             self._note("output", self._seen_from(output))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -109,8 +109,9 @@ def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
 
 @contextlib.contextmanager
 def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
-    """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
+    """Inside the block ``model`` has the attention of the contract and the rotation of ``spec.max_seq_len``."""
     register()
+    attention = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     frozen = _freeze_longrope(model, spec.max_seq_len)
     try:
@@ -118,6 +119,7 @@ def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
     finally:
         for module in frozen:
             module.rope_type = _LONGROPE
+        model.set_attn_implementation(attention)
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ _read_operators = functools.cache(ONNXRegistry.from_torchlib)
 def _operators_read_once() -> Iterator[None]:
     """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
     read = vars(ONNXRegistry)["from_torchlib"]
-    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[assignment, method-assign]
+    ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -40,7 +40,7 @@ def simplify(model: ir.Model) -> ir.Model:
         fold_constants_ir(model, onnx_shape_inference=True)
         rewrite(model)
         common.RemoveUnusedNodesPass()(model)
-        common.RemoveUnusedFunctionsPass()(model)
+        common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass()(model)
     return _clean(model)
 
