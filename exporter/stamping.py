@@ -22,7 +22,7 @@ from specrt.engines.spec import ModelSpec, TensorSpec, model_contract, past_name
 from specrt.exporter.kinds import layer_hooks
 from specrt.exporter.passes.graph import copy_nodes
 
-MARKER_DOMAIN = "specrt.layer"
+MARKER_DOMAIN = "specrt_layer"
 _ENTER, _LEAVE = "Enter", "Leave"
 _PARTS = ("key", "value")
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
