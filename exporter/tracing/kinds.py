@@ -92,9 +92,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.records: dict[int, list[Hashable]] = {index: [] for index in (OUTSIDE, *range(len(layers)))}
         self._scope = OUTSIDE
-        self._entry: torch.Tensor | None = None
-        self._exit: torch.Tensor | None = None
-        self._last = len(layers) - 1
+        self._entry: torch.Tensor | None = None  # of the layer that runs
+        self._exit: torch.Tensor | None = None  # of the last one that ran
         self._alive: list[torch.Tensor] = []  # an id must not be used again
         self._made: dict[int, tuple[Hashable, ...]] = {}
         self._shared: dict[Hashable, int] = {}
@@ -125,8 +124,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note where the outputs come from: those of a layer's KV as seen from it."""
         for output in outputs:
             made = self._made.get(id(output), (OUTSIDE,))
-            scope: Any = made[0]
-            self._scope = scope if scope in self.records else OUTSIDE
+            self._scope = made[0] if made[0] in self.records else OUTSIDE
             self._note("output", self._seen_from(output))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

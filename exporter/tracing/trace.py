@@ -111,9 +111,10 @@ def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
 
 @contextlib.contextmanager
 def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
-    """Give ``model`` the attention of the contract and, in the block, the rotation of ``spec.max_seq_len``."""
+    """Inside the block ``model`` has the attention and experts of the contract and the rotation of ``spec.max_seq_len``."""
     register()
     register_experts()
+    attention, experts = model.config._attn_implementation, model.config._experts_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     frozen = _freeze_longrope(model, spec.max_seq_len)
@@ -122,6 +123,8 @@ def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
     finally:
         for module in frozen:
             module.rope_type = _LONGROPE
+        model.set_attn_implementation(attention)
+        model.set_experts_implementation(experts)
 
 
 @dataclass(frozen=True)
