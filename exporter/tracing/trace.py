@@ -111,7 +111,7 @@ def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
 
 @contextlib.contextmanager
 def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
-    """Inside the block ``model`` has the attention and experts of the contract and the rotation of ``spec.max_seq_len``."""
+    """Inside the block ``model`` has the contract's attention and experts, and the rotation of ``spec.max_seq_len``."""
     register()
     register_experts()
     attention, experts = model.config._attn_implementation, model.config._experts_implementation
