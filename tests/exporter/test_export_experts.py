@@ -60,7 +60,9 @@ def test_it_generates_the_model_s_own_ids(source: Path, bundle: Path) -> None:
             layer.mlp.experts.down_proj.copy_(layer.mlp.experts.down_proj.roll(1, 0))
     other = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, len(PROMPT) :].tolist()
     with specrt.load(bundle, threads=1) as runtime:
-        drafted = runtime.generate(PROMPT, max_new_tokens=NUM_NEW, ignore_eos=True)
+        drafted = runtime.generate(
+            PROMPT, max_new_tokens=NUM_NEW, ignore_eos=True, draft="model", num_speculative_tokens=K
+        )
         plain = runtime.generate(PROMPT, max_new_tokens=NUM_NEW, ignore_eos=True, draft="none")
     assert len(wanted) == NUM_NEW
     assert drafted.token_ids == plain.token_ids == wanted != other
