@@ -24,7 +24,7 @@ from tests.exporter.tracing.model_types import MODEL_TYPES, random_model, tiny_c
 NUM_IDS = 40  # greedy ones
 _PROMPT, _LENGTH = 20, 64
 _WIDTHS = (5, 1, 9, 3)
-TOLERANCE = 1e-4  # of the largest logit; measured 6e-5 at most (moshi), as these weights are large
+TOLERANCE = 1e-4  # of the largest logit; measured 6e-5 at most (helium, moshi), as these weights are large
 
 
 @dataclass(frozen=True)
