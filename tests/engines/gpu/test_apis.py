@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def calls_of_cuda() -> Iterator[tuple[str, int | None]]:
     """(name, number of arguments) of each CUDA function that engines/gpu/driver.py calls; None for enumerations."""
-    tree = ast.parse((ROOT / "engines" / "cuda.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "engines" / "gpu" / "driver.py").read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
@@ -134,15 +134,15 @@ def names_used(path: Path, roots: tuple[str, ...]) -> set[str]:
 def test_every_name_that_the_runtime_uses_is_real() -> None:
     """By the variables that hold the library's objects in engines/trt/engine.py and its helpers."""
     trt = pytest.importorskip("tensorrt_rtx")
-    engines = ROOT / "engines"
+    engines = ROOT / "engines" / "trt"
     uses = {
-        (engines / "trt.py", ("trt", "self.trt", "build.trt")): trt,
-        (engines / "trt.py", ("engine", "self._engine")): trt.ICudaEngine,
-        (engines / "trt_library.py", ("runtime",)): trt.Runtime,
-        (engines / "trt.py", ("settings",)): trt.IRuntimeConfig,
-        (engines / "trt.py", ("graphs",)): trt.CudaGraphStrategy,
-        (engines / "trt.py", ("kernels",)): trt.DynamicShapesKernelSpecializationStrategy,
-        (engines / "trt_pass.py", ("self._context",)): trt.IExecutionContext,
+        (engines / "engine.py", ("trt", "self.trt", "build.trt")): trt,
+        (engines / "engine.py", ("engine", "self._engine")): trt.ICudaEngine,
+        (engines / "library.py", ("runtime",)): trt.Runtime,
+        (engines / "engine.py", ("settings",)): trt.IRuntimeConfig,
+        (engines / "engine.py", ("graphs",)): trt.CudaGraphStrategy,
+        (engines / "engine.py", ("kernels",)): trt.DynamicShapesKernelSpecializationStrategy,
+        (engines / "context.py", ("self._context",)): trt.IExecutionContext,
         (engines / "runtime_cache.py", ("settings",)): trt.IRuntimeConfig,
         (engines / "runtime_cache.py", ("self._cache",)): trt.IRuntimeCache,
     }

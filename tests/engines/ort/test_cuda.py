@@ -14,6 +14,7 @@ import specrt
 from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.gpu import device
 from specrt.engines.gpu.device import Device
+from specrt.engines.ort import cuda as ort_cuda
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from specrt.runtime.options import options_of
@@ -51,8 +52,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
     cuda = SimulatedCuda()
     opened = Device(cuda)
     module = SimulatedOrt(cuda)
-    monkeypatch.setattr(cuda, "ort", module)
-    for place in (device, cuda):
+    monkeypatch.setattr(ort_cuda, "ort", module)
+    for place in (device, ort_cuda):
         monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
     return module
 
