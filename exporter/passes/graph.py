@@ -209,7 +209,9 @@ def copy_nodes(nodes: Sequence[ir.Node], mapping: dict[ir.Value, ir.Value]) -> l
                 [mapping.get(value, value) if value is not None else None for value in node.inputs],
                 attributes=list(node.attributes.values()),
                 outputs=[mapping[value] for value in node.outputs],
+                overload=node.overload,
                 version=node.version,
+                metadata_props=dict(node.metadata_props),
             )
         )
     return copies
