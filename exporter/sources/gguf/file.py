@@ -97,7 +97,7 @@ def read_gguf(path: Path) -> GgufFile:
 @lru_cache(maxsize=8)
 def _read(path: Path, _modified_ns: int, num_bytes: int) -> GgufFile:
     if is_lfs_pointer(path):
-        raise SourceError(f"{path}: a Git LFS pointer, not the file itself; run 'git lfs pull' or {_DOWNLOAD}")
+        raise SourceError(f"{path}: a Git-LFS pointer, not the file itself; run 'git lfs pull' or {_DOWNLOAD}")
     if num_bytes < 24:
         raise SourceError(f"{path}: {num_bytes} bytes, too short for a GGUF file; {_DOWNLOAD}")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -142,11 +142,11 @@ def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Quantized(architecture, name, tmp_path_factory.mktemp("quantized"))
 
 
-@pytest.mark.parametrize("precision", ["copy", "half"])
+@pytest.mark.parametrize("precision", ["fp32_copy", "half"])
 def test_rows_equal_single_rows_equal_the_rounded_model(quantized: Quantized, precision: str) -> None:
     assert quantized.scale > 0.1, "logits this small would hide an error"
     passes: Passes = getattr(quantized, precision)
-    tolerance = 5 * TOLERANCE if precision == "copy" else HALF_TOLERANCE
+    tolerance = 5 * TOLERANCE if precision == "fp32_copy" else HALF_TOLERANCE
     for past in PAST:
         for n in (1, 2, 3, W):
             expected = quantized.expected[past : past + n]

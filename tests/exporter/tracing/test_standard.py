@@ -85,11 +85,11 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Exported(request.param, tmp_path_factory.mktemp(request.param))
 
 
-@pytest.mark.parametrize("precision", ["copy", "half"])
+@pytest.mark.parametrize("precision", ["fp32_copy", "half"])
 def test_rows_equal_single_rows_equal_no_cache(exported: Exported, precision: str) -> None:
     assert exported.scale > 0.1, "logits this small would hide an error"
     passes: Passes = getattr(exported, precision)
-    tolerance = TOLERANCE if precision == "copy" else HALF_TOLERANCE
+    tolerance = TOLERANCE if precision == "fp32_copy" else HALF_TOLERANCE
     for past in PAST:
         for n in (1, 2, 3, W):
             expected = exported.expected[past : past + n]

@@ -218,7 +218,7 @@ def damage(data: bytes, case: str) -> bytes:
 @pytest.mark.parametrize(
     ("case", "line"),
     [
-        ("lfs", "a Git LFS pointer"),
+        ("lfs", "a Git-LFS pointer"),
         ("version 1", "GGUF version 1, expected 2 or 3"),
         ("big-endian", "a big-endian GGUF file"),
         ("cut in the header", "damaged or cut off in its header"),
