@@ -13,7 +13,7 @@ _NO_MEANING = ("refusal", "audio", "function_call", "annotations")  # null in wh
 
 
 def messages_of(fields: Fields) -> list[dict[str, Any]]:
-    """The ``messages``, at least one. Text parts are joined, arguments of tool calls are parsed. Raises ``ApiError``."""
+    """The ``messages``, one at least. Text parts are joined, tool calls' arguments are parsed. Raises ``ApiError``."""
     given = fields.objects("messages")
     if not given:
         raise invalid("messages", "got none, expected a list of at least one message")

@@ -208,9 +208,7 @@ def _chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
     continues = fields.flag("continue_final_message")
     adds = fields.of_kind("add_generation_prompt", bool, "true or false")
     try:
-        return ChatOptions(
-            variables, tools.schemas if tools else None, adds if adds is not None else None, continues
-        )
+        return ChatOptions(variables, tools.schemas if tools else None, adds if adds is not None else None, continues)
     except UsageError as error:
         raise refused(error) from error
 

@@ -33,7 +33,9 @@ def tool_use_of(fields: Fields) -> ToolUse | None:
     parallel = fields.flag("parallel_tool_calls", default=True)
     if choice is not None and choice not in ("auto", "none"):
         if choice == "required" or isinstance(choice, dict):
-            raise invalid("tool_choice", "forced calls are not supported yet; use auto or none", "unsupported_parameter")
+            raise invalid(
+                "tool_choice", "forced calls are not supported yet; use auto or none", "unsupported_parameter"
+            )
         raise fields.wrong("tool_choice", choice, "'auto' or 'none'")
     if not given:
         if choice == "auto":

@@ -13,13 +13,19 @@ from tests.tools.serving.serving import Served, events, user
 
 def test_a_chat_answer(served: Served) -> None:
     answer = served.chat("Hello, wörld", model="parrot")
-    assert answer["object"] == "chat.completion" and answer["model"] == "parrot" and answer["id"].startswith("chatcmpl-")
+    assert (
+        answer["object"] == "chat.completion" and answer["model"] == "parrot" and answer["id"].startswith("chatcmpl-")
+    )
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello, wörld", "refusal": None}
     assert choice["finish_reason"] == "stop" and choice["logprobs"] is None
     num = len("Hello, wörld".encode())
     usage = answer["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (num + 3, num + 1, 2 * num + 4)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
+        num + 3,
+        num + 1,
+        2 * num + 4,
+    )
 
 
 def test_a_stream_begins_with_the_role_and_has_usage_only_on_request(served: Served) -> None:
@@ -53,7 +59,9 @@ def test_completions_of_text_ids_and_lists(served: Served) -> None:
     texts = {}
     prompts: tuple[Any, ...] = ("ab", [64, 65], ["ab", "cd"], [[64, 65], [66, 67]])
     for prompt in prompts:
-        answer = served.post("/v1/completions", prompt=prompt, max_tokens=6, temperature=0, return_token_ids=True).json()
+        answer = served.post(
+            "/v1/completions", prompt=prompt, max_tokens=6, temperature=0, return_token_ids=True
+        ).json()
         assert answer["object"] == "text_completion"
         texts[str(prompt)] = [choice["text"] for choice in answer["choices"]]
         assert all(len(choice["token_ids"]) == 6 for choice in answer["choices"])
@@ -64,7 +72,9 @@ def test_completions_of_text_ids_and_lists(served: Served) -> None:
     assert ids == both_ids[:1] and both[1] != both[0]
     answer = served.post("/v1/completions", prompt="ab", max_tokens=6, temperature=0, echo=True).json()
     assert answer["choices"][0]["text"] == "ab" + expected
-    assert len(served.post("/v1/completions", prompt="ab", return_token_ids=True).json()["choices"][0]["token_ids"]) == 16
+    assert (
+        len(served.post("/v1/completions", prompt="ab", return_token_ids=True).json()["choices"][0]["token_ids"]) == 16
+    )
 
 
 def test_choices_of_n(served: Served) -> None:
@@ -75,7 +85,9 @@ def test_choices_of_n(served: Served) -> None:
     one, three = drawn(1, 5), drawn(3, 5)
     assert three[0] == one[0] and len(set(three)) == 3
     assert three[1:] == [*drawn(1, 6), *drawn(1, 7)]  # choice i has the seed plus i
-    chunks = events(served.post("/v1/completions", prompt="ab", max_tokens=20, temperature=1.5, n=3, seed=5, stream=True))
+    chunks = events(
+        served.post("/v1/completions", prompt="ab", max_tokens=20, temperature=1.5, n=3, seed=5, stream=True)
+    )
     assert [joined(chunks, index) for index in range(3)] == three
 
 
@@ -99,7 +111,9 @@ def test_logprobs_in_both_forms_and_in_streams(served: Served) -> None:
     whole = served.post("/v1/completions", **body).json()["choices"][0]
     logprobs = whole["logprobs"]
     assert "".join(logprobs["tokens"]) == whole["text"] and logprobs["text_offset"] == [0, 1, 2, 3, 4, 5]
-    assert logprobs["top_logprobs"] == [{t: p} for t, p in zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)]
+    assert logprobs["top_logprobs"] == [
+        {t: p} for t, p in zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    ]
     chunks = events(served.post("/v1/completions", **body, stream=True))
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
     assert [offset for part in parts for offset in part["text_offset"]] == logprobs["text_offset"]
@@ -239,7 +253,9 @@ def test_bodies_that_are_none(served: Served) -> None:
     assert status(half_pair) == 400
     assert status(whole, "text/plain") == 415
     assert status(json.dumps({"messages": user("x" * 70_000)})) == 413
-    assert served.chat("x" * 900)["choices"][0]["finish_reason"] == "length"  # it fits the body, and nearly fills the context
+    assert (
+        served.chat("x" * 900)["choices"][0]["finish_reason"] == "length"
+    )  # it fits the body, and nearly fills the context
     too_long = served.post("/v1/chat/completions", messages=user("x" * 1100)).json()["error"]
     assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "messages")
 
