@@ -55,16 +55,17 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     Answers are 503 until it is loaded. The first SIGTERM or Ctrl-C lets requests finish, the second one ends them.
     """
     place = place_of(options)
+    from specrt.engines.manifest import manifest_from_bundle
     from specrt.tools.hashing import checked_manifest
     from specrt.tools.serving.defaults import sampling_defaults
     from specrt.tools.serving.guard import keys_from_file
-    from specrt.tools.serving.requests import Defaults
+    from specrt.tools.serving.protocol.requests import Defaults
     from specrt.tools.serving.server import Address, log_to_stderr, serve
     from specrt.tools.serving.service import Config, Limits, Service, check_prefix
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []
     check_prefix(options["metrics_prefix"])
-    manifest = checked_manifest(bundle)
+    manifest = manifest_from_bundle(bundle)
     sampling = sampling_defaults(options["generation_config"], manifest)
     names = options["names"] or (bundle.resolve().name, manifest.target.source)
     limits = Limits(
@@ -74,21 +75,25 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     if not address.is_loopback and not keys:
         click.echo(f"specrt: warning: {host} can be reached by others, and there is no --api-key-file", err=True)
 
-    def load(url: str) -> Service:
+    def load() -> Service:
         import specrt
         from specrt.tools.serving.rounding import needs_reproducible
 
         click.echo(f"specrt: loading {bundle}", err=True)
+        checked_manifest(bundle)
         runtime = specrt.load(bundle, **place)
         wanted = options["reproducible"]
         reproducible = needs_reproducible(runtime) if wanted is None else wanted
         defaults = Defaults(sampling, reproducible or None)
         config = Config(names, limits, defaults, options["metrics_prefix"], options["tool_parser"])
         service = Service(runtime, config)
-        how = ", reproducible" if reproducible else ""
-        click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
-        sys.stdout.flush()
+        service.warm_up()
         return service
 
+    def announce(url: str, service: Service) -> None:
+        how = ", reproducible" if service.config.defaults.reproducible else ""
+        click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
+        sys.stdout.flush()
+
     log_to_stderr()
-    serve(address, load, keys, options["drain_timeout"])
+    serve(address, load, announce, keys, options["drain_timeout"])

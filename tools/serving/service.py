@@ -14,12 +14,12 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
-from specrt.tools.serving.choices import Calling, Choice
-from specrt.tools.serving.errors import ApiError, invalid, refused, too_busy, unavailable
 from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
-from specrt.tools.serving.requests import Defaults, Wanted
+from specrt.tools.serving.protocol.choices import Calling, Choice
+from specrt.tools.serving.protocol.errors import ApiError, invalid, refused, too_busy, unavailable
+from specrt.tools.serving.protocol.requests import Defaults, Wanted
+from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
 from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
-from specrt.tools.serving.tool_parsers import FORMATS, format_of_template
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,11 @@ class Service:
     def model_name(self) -> str:
         """The name that answers have."""
         return self.config.model_names[0]
+
+    def warm_up(self) -> None:
+        """Load what a first generation would load: the samplers, greedy and not."""
+        for temperature in (0.0, 1.0):
+            self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
 
     def check_model(self, name: Any) -> None:
         """Raise ``ApiError`` unless ``name`` is the model's, or nothing."""

@@ -62,11 +62,11 @@ def test_it_answers_503_until_it_is_loaded(parrot_bundle: Path) -> None:
 
 
 def test_a_bundle_that_does_not_load_ends_the_server() -> None:
-    def fails(url: str) -> Service:
+    def fails() -> Service:
         raise BundleError("the bundle is damaged")
 
     with pytest.raises(BundleError, match="damaged"):
-        serve(Address(port=0), fails)
+        serve(Address(port=0), fails, lambda url, service: None)
 
 
 def test_addresses_that_cannot_be_used() -> None:
@@ -170,7 +170,7 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.write_text("\n \n")
     with pytest.raises(UsageError, match="--api-key-file"):
         keys_from_file(file)
-    caplog.set_level(logging.INFO, "specrt.serving")
+    caplog.set_level(logging.INFO, "specrt.tools.serving")
     with serving(maker(parrot_bundle), keys) as served:
         for value in (None, "Bearer", "Bearer wrong", "Basic first-key", "Bearer first-ke", "Bearer first-key2"):
             headers = {} if value is None else {"Authorization": value}
