@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,9 +81,9 @@ def jobs_of(bundle: Path) -> list[Job]:
     return jobs
 
 
-def soak(bundle: Path, seconds: float, num_clients: int = 8, seed: int = 0) -> Report:
+def soak(bundle: Path, jobs: Sequence[Job], seconds: float, num_clients: int = 8, seed: int = 0) -> Report:
     """Run it all on a server of its own process."""
-    report, jobs = Report(), jobs_of(bundle)
+    report = Report()
     with _served(bundle, report) as server:
         end = time.monotonic() + seconds
         lock = threading.Lock()
@@ -155,7 +155,7 @@ def _rss_mb(pid: int) -> float:
 @click.option("--seed", type=int, default=0, show_default=True)
 def main(bundle: Path, minutes: float, clients: int, seed: int) -> None:
     """Soak a server of BUNDLE, and print what happened as JSON."""
-    report = soak(bundle, 60 * minutes, clients, seed)
+    report = soak(bundle, jobs_of(bundle), 60 * minutes, clients, seed)
     if report.growth > MAX_GROWTH:
         report.problems.append(f"the resident memory grew by {report.growth:.1%}")
     click.echo(json.dumps(report.as_dict(), indent=1))
