@@ -46,7 +46,9 @@ _PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
     default=None,
     help="Texts that are the same in every mix of requests.  [default: where passes of one row round otherwise]",
 )
-@click.option("--tool-parser", type=click.Choice(_PARSERS), default="auto", show_default=True)
+@click.option(
+    "--tool-parser", type=click.Choice(_PARSERS), default="auto", show_default=True, help="How the model calls tools."
+)
 @click.option("--metrics-prefix", default="vllm:", show_default=True, help="Of the names of Prometheus metrics.")
 @place_options
 def serve(bundle: Path, host: str, port: int, **options: Any) -> None:

@@ -108,8 +108,9 @@ class Exchange:
                 raise timed_out(timeout_s)
             if isinstance(outcome, Draining):
                 raise unavailable("draining")
-            if choice.finish_reason is not None:
-                continue  # it was ended early, and this was on its way
+            was_ended = choice.finish_reason is not None
+            if was_ended:
+                continue  # early, and this was on its way
             if isinstance(outcome, BaseException):
                 _LOG.error("a generation failed", exc_info=outcome)
                 raise internal(outcome)

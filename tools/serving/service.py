@@ -162,7 +162,7 @@ class Service:
             total += len(ids)
             prefix = self._echo(prompt, ids) if wanted.echo else ""
             for number in range(wanted.n):
-                stream = self.runtime.stream(ids, **self._seeded(options, number))  # type: ignore[arg-type]
+                stream = self.runtime.stream(ids, **self._seeded(options, number))
                 index = len(choices)
                 choices.append(Choice(index, stream, codec, len(ids), calling, wanted.rounds, visible, prefix))
         return choices, total

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from specrt.runtime.runtime import Runtime, load
 from specrt.tools.serving.rounding import needs_reproducible
@@ -122,8 +123,8 @@ def test_extensions_by_extra_body(client: openai.OpenAI, runtime: Runtime) -> No
 
 def test_langchain(served: Served, runtime: Runtime) -> None:
     chat = ChatOpenAI(
-        model="tiny", base_url=f"{served.url}/v1", api_key="key", temperature=0, max_tokens=16, max_retries=0
-    )  # type: ignore[call-arg,arg-type]
+        model="tiny", base_url=f"{served.url}/v1", api_key=SecretStr("key"), temperature=0, max_tokens=16, max_retries=0
+    )  # type: ignore[call-arg]
     expected = runtime.generate(MESSAGES, max_new_tokens=16).text
     assert chat.invoke(PROMPT).content == expected
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == expected

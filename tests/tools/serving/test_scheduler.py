@@ -30,7 +30,7 @@ class Log:
         self.entries: list[tuple[str, Outcome]] = []
         self.texts: dict[str, str] = {}
 
-    def generation(self, name: str, num_tokens: int = 6, **options: float) -> Generation:
+    def generation(self, name: str, num_tokens: int = 6, deadline: float = float("inf")) -> Generation:
         self.texts[name] = ""
         text = name * num_tokens
         stream = self.runtime.stream([{"role": "user", "content": text}], num_speculative_tokens=0)
@@ -40,7 +40,7 @@ class Log:
             if isinstance(outcome, Step):
                 self.texts[name] += outcome.text
 
-        return Generation(stream, report, **options)
+        return Generation(stream, report, deadline)
 
     @property
     def order(self) -> str:
