@@ -147,7 +147,7 @@ def test_a_fake_sampler_is_its_oracle(name: str, rows: int, vocab_size: int) -> 
     width, seen = 7, set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        binding = FakeSampler(SPEC, name, vocab_size).open(0)
+        binding = FakeSampler(SPEC, name, vocab_size).open()
         host = binding.host
         for tensor, buffer in host.items():
             buffer[:] = filled(tensor, buffer, min(vocab_size, SPEC.vocab_size), width, rng)

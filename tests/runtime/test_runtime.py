@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import pytest
 
-from specrt.engines import load as backends
+from specrt.engines import backends
 from specrt.engines.errors import BackendError, BundleError, ParityError, UsageError
 from specrt.runtime.runtime import load
 from tests.runtime.bundles import (
@@ -256,7 +256,7 @@ def test_a_backend_the_bundle_does_not_list_is_refused(tmp_path: Path, backend: 
 def test_a_backend_this_specrt_does_not_have_is_refused(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(backends._LOADERS, "fake")
+    monkeypatch.delitem(backends.BACKENDS, "fake")
     with pytest.raises(BackendError, match="backend fake: this specrt has onnxruntime"):
         load(write_bundle(tmp_path / "bundle", "ngram", ()))
 

@@ -17,7 +17,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
+from specrt.engines.backends import choose_backend, choose_device
+from specrt.engines.interface import CPU, DEVICES
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.tools.machine import read_bandwidth

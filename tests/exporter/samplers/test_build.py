@@ -109,7 +109,7 @@ def test_the_engine_takes_each_head_and_runs_it_with_all_rows_and_with_one(
 ) -> None:
     spec = fake_spec(vocab_size, k=3)
     onnx.save(sampler_graph(name, spec, target), tmp_path / "sampler.onnx")
-    binding = OrtEngine(tmp_path / "sampler.onnx", sampler_contract(name, spec, target), threads=1).open(0)
+    binding = OrtEngine(tmp_path / "sampler.onnx", sampler_contract(name, spec, target), threads=1).open()
     for array in binding.host.values():
         array[...] = 1
     for rows in (4, 1, 4):
@@ -127,7 +127,7 @@ def test_samplers_are_chained_through_their_buffers(tmp_path: Path) -> None:
         onnx.save(sampler_graph(name, spec, vocab_size), tmp_path / f"{name}.onnx")
         contract = sampler_contract(name, spec, vocab_size)
         own = {t.name: shared[t.name] for t in (*contract.inputs, *contract.outputs) if t.name in shared}
-        bindings[name] = OrtEngine(tmp_path / f"{name}.onnx", contract, threads=1).open(0, own)
+        bindings[name] = OrtEngine(tmp_path / f"{name}.onnx", contract, threads=1).open(own)
         shared.update(bindings[name].host)
     logits = rng.normal(0, 0.3, (k + 1, vocab_size)).astype(np.float32)
     p = numpy_samplers.filtered(logits, 0.8, 0, 0.95)

@@ -223,7 +223,7 @@ def test_a_processor_that_goes_wrong_is_named_and_the_slot_is_as_good_as_new(
     assert str(caught.value).startswith(message)
     assert len(str(caught.value).splitlines()) == 1
     assert runtime.generate([5] * 5, max_new_tokens=12).token_ids == expected
-    assert [len(engine.open_slots) for engine in backend.engines.values()] == [1, 1]
+    assert [engine.num_open for engine in backend.engines.values()] == [1, 1]
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])

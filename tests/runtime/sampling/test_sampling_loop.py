@@ -18,7 +18,19 @@ from hypothesis import strategies as st
 
 from specrt.engines.fake import fake_spec
 from specrt.runtime.settings import Settings
-from tests.runtime.fakes import ALL_K, POISON, PROMPT, Engine, Pair, Script, figures, hashed_logits, noisy, pair_of
+from tests.runtime.fakes import (
+    ALL_K,
+    POISON,
+    PROMPT,
+    Engine,
+    Pair,
+    Script,
+    cache_of,
+    figures,
+    hashed_logits,
+    noisy,
+    pair_of,
+)
 from tests.runtime.plain import NearEdge, decode
 
 VOCAB_SIZE = 32
@@ -186,8 +198,8 @@ def check_caches(tokens: list[int], pair: Pair) -> None:
     """Both hold exactly the committed tokens but the newest (the draft's those that it was fed); stale is poisoned."""
     assert pair.target.model.kv_len == len(tokens) - 1
     assert pair.draft.model.kv_len <= len(tokens) - 1
-    for slot, engine in ((pair.target, pair.engine), (pair.draft, pair.draft_engine)):
-        cache = engine.cache(0)
+    for slot in (pair.target, pair.draft):
+        cache = cache_of(slot.model)
         assert cache[: slot.model.kv_len].tolist() == tokens[: slot.model.kv_len]
         cache[slot.model.kv_len :] = POISON
 
