@@ -195,7 +195,7 @@ def test_templates_of_a_folder_are_taken_by_name(model: Path, tmp_path: Path) ->
     (folder / "additional_chat_templates" / "rag.jinja").write_text("RAG {{ messages[-1].content }}")
     entry, codec, notes = written(AutoTokenizer.from_pretrained(folder), tmp_path / "without")
     assert (entry.chat_template, list(entry.named_chat_templates)) == (None, ["rag"])
-    assert notes == ["the model has no default chat template; --chat-template-name chooses of rag"]
+    assert notes == ["the model has no default chat template; --chat-template-name selects one of rag"]
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     entry, codec, notes = written(AutoTokenizer.from_pretrained(folder), tmp_path / "with")
     assert (list(entry.templates), notes) == (["rag", "default"], [])
