@@ -9,12 +9,12 @@ from typing import Any, TypedDict
 
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
-from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
 from specrt.runtime.text.stops import checked_stops
 
-RULES = (MATCH, TOKEN, BLOCK)
+RULES = (MATCH, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
 
 # (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
@@ -62,7 +62,7 @@ class GenerationOptions:
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
       ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
       (``specrt.runtime.drafting.adaptive``).
-    * ``rule``: ``match``, ``token`` or ``block``.
+    * ``rule``: ``match`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
       rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.

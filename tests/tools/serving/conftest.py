@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specrt.engines import load as backends
+from specrt.engines import backends
+from specrt.engines.interface import CPU
 from specrt.runtime.runtime import load
 from specrt.tools.serving.service import Config, Limits, Service
 from tests.tools.serving.parrot import parrot_backend, write_parrot
@@ -20,7 +21,7 @@ def parrot_bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder, backend = tmp_path_factory.mktemp("parrot"), parrot_backend()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRT_CACHE", str(folder / "cache"))
-        patch.setitem(backends._LOADERS, "fake", backend)
+        patch.setitem(backends.BACKENDS, "fake", {CPU: backend.open})
         yield write_parrot(folder / "bundle", backend)
 
 

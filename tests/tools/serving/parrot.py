@@ -75,7 +75,7 @@ def held() -> Iterator[None]:
 
 
 def parrot_backend() -> Backend:
-    """For ``specrt.engines.load``."""
+    """For the table in ``specrt.engines.backends``."""
     return Backend(
         target_logits,
         draft_logits,
