@@ -40,7 +40,7 @@ def test_where_they_come_from(manifest: Manifest, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"temperature": -1}', '{"top_k": "x"}'])
 def test_a_file_that_is_none(content: str, manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(content)
-    with pytest.raises(UsageError, match="^--generation-config: "):
+    with pytest.raises(UsageError, match=r"^--generation-config: "):
         sampling_defaults(str(tmp_path / "c.json"), manifest)
 
 
@@ -58,5 +58,5 @@ def test_a_request_overrides_them(parrot_bundle: Path) -> None:
 def test_prefixes_of_metrics() -> None:
     for prefix in ("", "vllm:", "specrt_"):
         check_prefix(prefix)
-    with pytest.raises(UsageError, match="^--metrics-prefix"):
+    with pytest.raises(UsageError, match=r"^--metrics-prefix"):
         check_prefix("a b")
