@@ -64,6 +64,7 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     from specrt.tools.serving.protocol.requests import Defaults
     from specrt.tools.serving.server import Address, log_to_stderr, serve
     from specrt.tools.serving.service import Config, Limits, Service, check_prefix
+    from specrt.tools.terminal.progress import shown_progress
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []
     check_prefix(options["metrics_prefix"])
@@ -81,15 +82,17 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
         import specrt
         from specrt.tools.serving.rounding import needs_reproducible
 
-        click.echo(f"specrt: loading {bundle}", err=True)
         checked_manifest(bundle)
-        runtime = specrt.load(bundle, **place)
-        wanted = options["reproducible"]
-        reproducible = needs_reproducible(runtime) if wanted is None else wanted
-        defaults = Defaults(sampling, reproducible or None)
-        config = Config(names, limits, defaults, options["metrics_prefix"], options["tool_parser"])
-        service = Service(runtime, config)
-        service.warm_up()
+        with shown_progress() as progress:
+            progress.step("load")
+            runtime = specrt.load(bundle, **place)
+            progress.step("warm up")
+            wanted = options["reproducible"]
+            reproducible = needs_reproducible(runtime) if wanted is None else wanted
+            defaults = Defaults(sampling, reproducible or None)
+            config = Config(names, limits, defaults, options["metrics_prefix"], options["tool_parser"])
+            service = Service(runtime, config)
+            service.warm_up()
         return service
 
     def announce(url: str, service: Service) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import openai
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
 from tests.tools.serving.serving import Served, events, user
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Ulm"}}</tool_call>'
@@ -70,3 +74,28 @@ def test_a_template_without_tools_is_an_error(served: Served, monkeypatch: Any) 
     monkeypatch.setattr(served.service.runtime.codec, "template", lambda chat: "{{ messages }}")
     response = served.post("/v1/chat/completions", messages=user("x"), tools=[TOOL])
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+def test_the_official_client_gets_calls_whole_and_in_streams(served: Served) -> None:
+    messages: Any = user(f"Let me see. {CALL}")
+    tools: Any = [TOOL]
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.create(model="parrot", messages=messages, tools=tools, tool_choice="auto")
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.type == "function" and call.function.name == "get_weather" and call.id
+        with client.chat.completions.stream(model="parrot", messages=messages, tools=tools) as stream:
+            final = stream.get_final_completion()
+    (streamed,) = final.choices[0].message.tool_calls or []
+    assert streamed.function.arguments == call.function.arguments == '{"city": "Ulm"}'
+    assert final.choices[0].message.content == "Let me see." and final.choices[0].finish_reason == "tool_calls"
+
+
+def test_langchain_gets_calls(served: Served) -> None:
+    chat = ChatOpenAI(model="parrot", base_url=f"{served.url}/v1", api_key=SecretStr("none"), max_retries=0)
+    caller = chat.bind_tools([TOOL])
+    message = caller.invoke(CALL)
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("get_weather", {"city": "Ulm"})]  # type: ignore[attr-defined]
+    whole: Any = None
+    for chunk in caller.stream(CALL + CALL):
+        whole = chunk if whole is None else whole + chunk
+    assert [call["name"] for call in whole.tool_calls] == ["get_weather"] * 2
