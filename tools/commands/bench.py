@@ -15,8 +15,10 @@ from specrt.tools.terminal.outputs import OUTPUT_FILE as OUTPUT
 FILE = click.Path(path_type=Path)
 BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, genai, plain."
 
-_FOR_URLS = ("file", "categories", "prompts_per_category", "max_new_tokens", "num_runs", "temperature", "threads")
-_FOR_URLS += ("json_file",)
+_FOR_URLS = (
+    *("file", "categories", "prompts_per_category", "max_new_tokens"),
+    *("num_runs", "temperature", "threads", "json_file"),
+)
 
 
 @click.command()

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from specrt.engines.errors import SpecrtError, UsageError
-from specrt.tools.bench.remote.clients import HttpClient, LibraryClient, Timing
+from specrt.tools.bench.remote.clients import Client, HttpClient, LibraryClient, Timing
 from specrt.tools.bench.remote.run import Measured, compared, measure
 from specrt.tools.cli import main
 from specrt.tools.prompting.prompts import Prompt
@@ -20,7 +20,7 @@ PROMPTS = [Prompt("a", "abc" * 9), Prompt("b", "naïve " * 5), Prompt("c", "x"),
 
 
 def test_a_server_and_the_library_answer_alike(served: Served) -> None:
-    clients = [LibraryClient(served.service.runtime), HttpClient(f"{served.url}/v1", "parrot")]
+    clients: list[Client] = [LibraryClient(served.service.runtime), HttpClient(f"{served.url}/v1", "parrot")]
     library, server = measure(clients, PROMPTS, 1, num_runs=2, max_new_tokens=20, temperature=0)
     assert [timing.text for timing in server.timings] == [prompt.text[:20] for prompt in PROMPTS[:1]] + [
         timing.text for timing in library.timings[1:]

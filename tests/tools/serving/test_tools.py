@@ -94,7 +94,7 @@ def test_langchain_gets_calls(served: Served) -> None:
     chat = ChatOpenAI(model="parrot", base_url=f"{served.url}/v1", api_key=SecretStr("none"), max_retries=0)
     caller = chat.bind_tools([TOOL])
     message = caller.invoke(CALL)
-    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("get_weather", {"city": "Ulm"})]  # type: ignore[attr-defined]
+    assert [(call["name"], call["args"]) for call in message.tool_calls] == [("get_weather", {"city": "Ulm"})]
     whole: Any = None
     for chunk in caller.stream(CALL + CALL):
         whole = chunk if whole is None else whole + chunk
