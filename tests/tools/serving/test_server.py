@@ -122,8 +122,9 @@ def test_a_deadline_is_504_before_the_first_token_and_an_event_after_it(parrot_b
                 started = time.monotonic()
                 response = served.post("/v1/chat/completions", **LONG, stream=stream)
             assert response.status_code == 504 and response.json()["error"]["code"] == "timeout"
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 10
             wait_until(lambda: served.service.scheduler.num_running == 0)
+    with serving(maker(parrot_bundle, max_concurrency=1, request_timeout_s=2)) as served:
         texts: list[str] = []
         with served.client.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as response:
             for line in response.iter_lines():
