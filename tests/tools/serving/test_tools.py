@@ -52,6 +52,11 @@ def test_without_parallel_calls_the_first_one_ends_the_answer(served: Served) ->
         assert len(calls) == 1
 
 
+def test_an_answer_that_is_cut_says_so(served: Served) -> None:
+    choice = served.chat(CALL + CALL, tools=[TOOL], max_tokens=len(CALL) + 5)["choices"][0]
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "length"
+
+
 def test_none_may_be_called(served: Served) -> None:
     """The template does not see the tools, and the text is not looked at."""
     choice = served.chat(CALL, tools=[TOOL], tool_choice="none")["choices"][0]

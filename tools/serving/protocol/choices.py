@@ -90,7 +90,8 @@ class Choice:
         delta = Delta()
         if self._parser is not None:
             delta = self._deltas(self._parser.finish())
-        self.finish_reason = "tool_calls" if self._num_calls else self.stream.result.finish_reason
+        reason = self.stream.result.finish_reason
+        self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
         return delta
 
     def _parsed(self, text: str) -> Delta:
