@@ -178,14 +178,11 @@ def _match_sampled(rows: Mapping[str, Array], host: Mapping[str, Array], drafted
     host[NUM_ACCEPTED][0] = numpy_samplers.match(rows[TOKENS], drafted)
 
 
-def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Sampler:
-    def verify(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-        uniforms = rows[samplers.UNIFORMS]
-        eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
-        verdict = rule(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
-        host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
-
-    return verify
+def _block(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    uniforms = rows[samplers.UNIFORMS]
+    eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
+    verdict = numpy_samplers.block(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
+    host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
 
 
 def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
@@ -205,7 +202,6 @@ _SAMPLERS: dict[str, _Sampler] = {
     samplers.FILTER_WIDE: _filter,
     samplers.NUCLEUS: _nucleus,
     samplers.MATCH_SAMPLED: _match_sampled,
-    samplers.TOKEN: _by_rule(numpy_samplers.token),
-    samplers.BLOCK: _by_rule(numpy_samplers.block),
+    samplers.BLOCK: _block,
     samplers.LOGPROBS: _logprobs,
 }

@@ -1,4 +1,4 @@
-"""The tokenizer of a bundle: loaded, written, and tried with the runtime's own class before a weight is read."""
+"""The tokenizer of a bundle: load it, write it, and check it with the runtime's codec before any weight is read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _FOLDER = "tokenizer"
 def load_tokenizer(name: str, location: str, options: dict[str, Any]) -> Any:
     """The transformers tokenizer of a model. Raises ``SourceError`` where its files are missing or have no fast form.
 
-    Without files transformers makes a tokenizer of the added tokens alone for some classes, which encodes
-    every text as nothing. What else transformers raises for what is in the files is left to the caller.
+    Without files, transformers builds a tokenizer of only the added tokens for some classes, which encodes every text
+    to no ids. Other errors that transformers raises are left to the caller.
     """
     folder = Path(location)
     is_whole = any((folder / file).is_file() for file in ("tokenizer.json", "merges.txt"))
@@ -56,10 +56,10 @@ def _missing(name: str, found: str) -> SourceError:
 def write_tokenizer(
     name: str, tokenizer: Any, folder: Path, vocab_size: int, note: Callable[[str], None]
 ) -> TokenizerEntry:
-    """Write ``tokenizer.json`` and the chat templates into the bundle ``folder``; try them as the runtime will.
+    """Write ``tokenizer.json`` and the chat templates to the bundle ``folder``; check them with the runtime's codec.
 
-    ``vocab_size`` is how many ids the model takes. Raises ``SourceError`` for a tokenizer that cannot serve the model,
-    ``UnsupportedModelError`` where the runtime's answer is not that of transformers.
+    ``vocab_size`` is the number of the model's ids. Raises ``SourceError`` for a tokenizer that does not fit the model,
+    ``UnsupportedModelError`` where the runtime's result differs from that of transformers.
     """
     _check_ids(name, tokenizer, vocab_size, note)
     place = folder / _FOLDER
@@ -88,14 +88,14 @@ def write_tokenizer(
 
 
 def _cleans_up(tokenizer: Any) -> bool:
-    """Whether transformers removes spaces before punctuation from decoded text; with BPE only on a second request."""
+    """Whether transformers removes spaces before punctuation from decoded text; for BPE this takes a second setting."""
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     return bool(tokenizer.clean_up_tokenization_spaces and (not is_bpe or getattr(tokenizer, forced, False)))
 
 
 def _check_ids(name: str, tokenizer: Any, vocab_size: int, note: Callable[[str], None]) -> None:
-    """Each token must have a row in the model's table; special ones that no text contains need none (``[PAD]``)."""
+    """Check that each token has an embedding. Special tokens that no text contains, such as ``[PAD]``, need none."""
     ids: dict[str, int] = tokenizer.get_vocab()
     beyond = sorted((token_id, token) for token, token_id in ids.items() if token_id >= vocab_size)
     if beyond:
@@ -112,7 +112,7 @@ def _check_ids(name: str, tokenizer: Any, vocab_size: int, note: Callable[[str],
 
 
 def _templates(name: str, tokenizer: Any, note: Callable[[str], None]) -> dict[str, str]:
-    """The chat templates by name, without those that are no templates: transformers cannot use them either."""
+    """The chat templates by name, except those that do not compile, which transformers cannot use either."""
     given = tokenizer.chat_template
     found: dict[str, str] = dict(given) if isinstance(given, dict) else {"default": given} if given else {}
     for key, template in list(found.items()):
@@ -125,15 +125,15 @@ def _templates(name: str, tokenizer: Any, note: Callable[[str], None]) -> dict[s
                 f"chat template {key!r} cannot be compiled and is left out: {_line(error)}; prompts will be plain text"
             )
             del found[key]
-        except Exception:  # foreign code; it is tried below, in the runtime too
+        except Exception:  # third-party code; _try_template checks it
             continue
     if found and "default" not in found:
-        note(f"the model has no default chat template; --chat-template-name chooses of {', '.join(sorted(found))}")
+        note(f"the model has no default chat template; --chat-template-name selects one of {', '.join(sorted(found))}")
     return found
 
 
 def _try(name: str, tokenizer: Any, codec: TextCodec) -> None:
-    """Encode, decode and stream a text: each must be what transformers makes of it."""
+    """Encode, decode and stream a text; each result must equal that of transformers."""
     try:
         ids = codec.encode(_TEXT)
     except UsageError as error:
@@ -173,7 +173,7 @@ def _outcome(render: Callable[[], str]) -> tuple[str | None, str]:
     """(what is rendered, "") or (None, why not)."""
     try:
         return render(), ""
-    except Exception as error:  # a template is foreign code and may raise anything
+    except Exception as error:  # a template is third-party code and may raise anything
         return None, _line(error)
 
 

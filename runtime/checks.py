@@ -50,6 +50,14 @@ def token_ids(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(map(_plain, _several(name, value, "token ids")))
 
 
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """In a tuple."""
+    found = _several(name, value, "texts")
+    if wrong := [text for text in found if not isinstance(text, str)]:
+        raise UsageError(f"{name}: got {wrong[0]!r}, expected texts")
+    return found
+
+
 def biases(name: str, value: Any) -> dict[Any, float] | None:
     """By token id."""
     if not isinstance(value, Mapping):

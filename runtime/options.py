@@ -12,12 +12,12 @@ from typing import Any, TypedDict, get_args, get_type_hints
 
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
-from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
 from specrt.runtime import checks
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
 
-RULES = (MATCH, TOKEN, BLOCK)
+RULES = (MATCH, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
 
 # (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    visible_special_tokens: Sequence[str]
     ignore_eos: bool
     reproducible: bool | None
     model_defaults: bool
@@ -69,7 +70,7 @@ class GenerationOptions:
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
       ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
       (``specrt.runtime.drafting.adaptive``).
-    * ``rule``: ``match``, ``token`` or ``block``.
+    * ``rule``: ``match`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
       rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
@@ -80,6 +81,7 @@ class GenerationOptions:
       prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
     * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
+    * ``visible_special_tokens``: special tokens whose names are part of the text, such as the mark of a tool call.
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
@@ -112,6 +114,9 @@ class GenerationOptions:
     frequency_penalty: float | None = _option(None, "The same, for each time it was.", neutral=0.0, low=-100, high=100)
     stop: str | Sequence[str] = _option((), "End before this text.", check=checks.stops)
     stop_token_ids: Sequence[int] = _option((), "End with this token, as EOS.", check=checks.token_ids)
+    visible_special_tokens: Sequence[str] = _option(
+        (), "Special tokens whose names are part of the text.", check=checks.texts
+    )
     ignore_eos: bool = _option(False, "Do not stop at the end-of-sequence tokens.")
     reproducible: bool | None = _option(None, "The same bits of logits for every draft and K.")
     model_defaults: bool = _option(False, "Take what is not given from the model's generation config.")

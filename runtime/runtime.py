@@ -117,7 +117,7 @@ class Runtime:
                 f"prompt: {len(ids)} tokens, the bundle's context is {max_seq_len} and the answer needs one at least; "
                 "shorten it, or export with a larger --max-seq-len"
             )
-        text = StopWatch(self.codec.stream(), settings.stop)
+        text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
         return Stream(lambda stats, watch: self._rounds(ids, settings, stats, watch), text, settings)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -126,6 +126,19 @@ class Runtime:
         for _ in stream:
             pass
         return stream.result
+
+    def reserve(self, num_sequences: int) -> None:
+        """Allocate the memory of so many sequences at once, so that each finds it when it begins."""
+        slots = [self._new_slot() for _ in range(num_sequences)]
+        for slot in slots:
+            if self._draft is not None:
+                slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
+            self._pool.give_back(slot)
+
+    @property
+    def num_idle_slots(self) -> int:
+        """Slots that no sequence is using."""
+        return len(self._pool)
 
     def open_slot(self, draft: str) -> Slot:
         """A slot of its own for checks and measurements; close it afterwards.

@@ -90,6 +90,9 @@ class SlotPool:
         with self._lock:
             self._idle.append(slot)
 
+    def __len__(self) -> int:
+        return len(self._idle)
+
     def close(self) -> None:
         """Close all idle slots."""
         with self._lock:

@@ -27,11 +27,11 @@ def cast_weights(model: Any, dtype: torch.dtype) -> None:
 
 
 def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str], None]) -> Array:
-    """What the graph is compared with: logits [N, V] f32 of the torch model over ``ids``.
+    """The logits [N, V] f32 of the torch model over ``ids`` that the graph is compared with.
 
     In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 copy runs on the
-    CPU. Raises ``ParityError`` when they are not finite; ``note`` gets a line when the fp16 of a TensorRT bundle is
-    nearly full.
+    CPU. Raises ``ParityError`` when they are not finite; ``note`` gets a line when activations of a TensorRT bundle
+    come close to the largest fp16 value.
     """
     if spec.dtype == "bfloat16":
         cast_weights(model, torch.float32)
@@ -50,7 +50,7 @@ def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str
 
 
 def largest_activation(model: Any, ids: Array) -> float:
-    """The largest magnitude that a module of ``model`` puts out over ``ids``."""
+    """The largest magnitude in the outputs of the modules of ``model`` over ``ids``."""
     largest = 0.0
 
     def watch(module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -71,7 +71,7 @@ def largest_activation(model: Any, ids: Array) -> float:
 
 @contextmanager
 def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
-    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its copy, removed afterwards."""
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its temporary fp32 copy."""
     if spec.dtype != "bfloat16":
         yield graph, spec
         return

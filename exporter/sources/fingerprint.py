@@ -22,13 +22,13 @@ class Fingerprint:
         self._lines: list[str] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take ``tensor``, of any shape and dtype, under the name that its file gives."""
+        """Add ``tensor``, of any shape and dtype, under the name that its file gives."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = ",".join(map(str, tensor.shape))
         self._lines.append(f"{name} {dtype} [{shape}] {_sha256(tensor)}")
 
     def hexdigest(self) -> str:
-        """The fingerprint of what was added, 64 hexadecimal digits."""
+        """The fingerprint of the added tensors, 64 hexadecimal digits."""
         return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()
 
 

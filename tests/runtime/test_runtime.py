@@ -223,7 +223,7 @@ def test_closing_gives_every_slot_back(open_bundle: Open, backend: Backend) -> N
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: got -1"),
         ({"draft": "oracle"}, "draft: got 'oracle', expected one of auto, ngram, model, none"),
         ({"draft": "model"}, "draft: got 'model', but this bundle has none"),
-        ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, token, block"),
+        ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, block"),
         ({"colour": "blue"}, "colour: not an option of a generation; expected some of add_generation_prompt, "),
         ({"stop": [""]}, "stop: string 0 is empty"),
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids: got 64, expected ids in 0..63"),

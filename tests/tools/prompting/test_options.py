@@ -11,7 +11,13 @@ from specrt.tools.commands.generate import generate
 from specrt.tools.prompting.options import generation_options, options_from_command
 
 # A command line has no word for them.
-ONLY_IN_PYTHON = {"logit_bias", "banned_token_ids", "logits_processors", "add_generation_prompt"}
+ONLY_IN_PYTHON = {
+    "logit_bias",
+    "banned_token_ids",
+    "logits_processors",
+    "add_generation_prompt",
+    "visible_special_tokens",
+}
 
 
 @click.command()
