@@ -16,7 +16,6 @@ from typing import TypeVar
 from specrt.engines.load import choose_backend, choose_device
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import LoadedModel, Placement, SlotModel, sampler_engines
 from specrt.runtime.target import Target
@@ -99,7 +98,7 @@ def open_target(bundle: Path, threads: int, backend: str | None = None, device: 
     place = Placement(bundle, backend, threads, choose_device(backend, device))
     engines = sampler_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
     slot = SlotModel(LoadedModel(place, entry).open(), engines)
-    return Target(slot.model, Verifier(slot.samplers, Settings(), 0))
+    return Target(slot, Settings(), 0)
 
 
 def measure_targets(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.runtime.sampling.verifier import Verifier
-from specrt.runtime.target import Draft
+from specrt.runtime.model import KVCachedModel
+from specrt.runtime.target import Target
 from specrt.tools.verify.certificate import Certificate, certify
 from tests.tiny import save_tiny_model
 
@@ -40,24 +41,22 @@ def test_healthy_bundles_pass_and_each_check_is_told_of(draft: str, k: int, mode
 
 def test_a_draft_s_cache_off_by_one_is_found(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output stays right, so only the target as its own draft can show it."""
-    pending = Draft._pending
+    missing = KVCachedModel.missing
 
-    def skips(self: Draft, committed: list[int], drafted: list[int]) -> list[int]:
-        ids = pending(self, committed, drafted)
+    def skips(self: KVCachedModel, committed: list[int]) -> Sequence[int]:
+        ids = missing(self, committed)
         return ids[1:] if len(ids) == 2 else ids
 
-    monkeypatch.setattr(Draft, "_pending", skips)
+    monkeypatch.setattr(KVCachedModel, "missing", skips)
     assert "self-draft" in failed(certificate(tiny_bundle))
 
 
 def test_a_rule_that_accepts_everything_is_found(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(ExportOptions(str(model), tmp_path / "b", "self:int4", 3))
-    verifier = Verifier.verify
+    verify = Target.verify
 
-    def lenient(
-        self: Verifier, width: int, rows: int, committed: list[int], drafted: list[int], *more: bool
-    ) -> tuple[int, int]:
-        return len(drafted), verifier(self, width, rows, committed, drafted, *more)[1]
+    def lenient(self: Target, committed: list[int], drafted: list[int], *more: bool) -> tuple[int, int]:
+        return len(drafted), verify(self, committed, drafted, *more)[1]
 
-    monkeypatch.setattr(Verifier, "verify", lenient)
+    monkeypatch.setattr(Target, "verify", lenient)
     assert {"greedy: model, K = 3", "seed-exact: T = 0.7"} <= set(failed(certificate(tmp_path / "b")))
