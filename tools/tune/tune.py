@@ -7,7 +7,7 @@ with the bundle's draft model; what an n-gram lookup would have drafted at each 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.processor import available_cores
+from specrt.engines.progress import Progress
 from specrt.engines.storage.files import check_writable
 from specrt.runtime.drafting.acceptance import expected_tokens
 from specrt.runtime.drafting.adaptive import ASSUMED, MODEL, NGRAM_LENGTHS, ngram_source
@@ -88,12 +89,12 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
     check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
     with Runtime(bundle, threads=threads) as runtime:
-        with shown_steps(2 + len(encoded)) as advance:
-            advance("passes of the target")
+        with shown_steps(2 + len(encoded)) as progress:
+            progress.step("passes of the target")
             target_ms = time_target(runtime, PAST, REPEATS)
-            advance("passes of the draft")
+            progress.step("passes of the draft")
             draft_ms = time_draft(runtime, PAST, REPEATS, DRAFT_WIDTHS)
-            acceptance = _acceptance(runtime, encoded, max_new_tokens, advance)
+            acceptance = _acceptance(runtime, encoded, max_new_tokens, progress)
         tuning = Tuning(
             fingerprint=fingerprint(bundle, runtime.backend, threads or available_cores()),
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -106,14 +107,14 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
 
 
 def _acceptance(
-    runtime: Runtime, prompts: Sequence[Sequence[int]], max_new_tokens: int, advance: Callable[[str], None]
+    runtime: Runtime, prompts: Sequence[Sequence[int]], max_new_tokens: int, progress: Progress
 ) -> dict[str, tuple[float, ...]]:
     """By source, from the target's greedy text after each prompt."""
     k = runtime.manifest.num_speculative_tokens
     counts = {source: Count([0] * k, [0] * k) for source in ASSUMED}
     has_model = runtime.manifest.draft.kind != "ngram"
     for number, prompt in enumerate(prompts, 1):
-        advance(f"prompt {number} of {len(prompts)}")
+        progress.step(f"prompt {number} of {len(prompts)}")
         slot = runtime.open_slot("model" if has_model else "none")
         settings = Settings(max_new_tokens, k, "model" if has_model else "ngram")
         target, drafter = runtime.begin(slot, prompt, settings)

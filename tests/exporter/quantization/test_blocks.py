@@ -80,7 +80,7 @@ def tiny_graph(traces: Traces, architecture: str, name: str) -> ir.Model:
 
 def _logits(graph: ir.Model, spec: ModelSpec, ids: Array, folder: Path) -> Array:
     ir.save(graph, folder / "model.onnx", external_data="model.onnx.data")
-    binding = OrtEngine(folder / "model.onnx", model_contract(spec), threads=1).open(0)
+    binding = OrtEngine(folder / "model.onnx", model_contract(spec), threads=1).open()
     host, count = binding.host, len(ids)
     host[INPUT_IDS][0, :count], host[POSITION_IDS][0, :count] = ids, np.arange(count)
     host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = count - 1, count

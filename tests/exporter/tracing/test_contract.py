@@ -41,7 +41,7 @@ class Exported:
 
     def logits(self, past: int, widths: list[int]) -> Array:
         """Logits of the passes of ``widths`` after ``past`` tokens that were fed before, all rows kept."""
-        binding = self.engine.open(0)
+        binding = self.engine.open()
         try:
             if past:
                 self._feed(binding, 0, past, 1)

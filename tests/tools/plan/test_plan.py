@@ -139,7 +139,7 @@ def test_the_command() -> None:
         ([], "got no --device"),
         (["--device", "l4", "--tflops", "1"], "give one or the other"),
         (["--bandwidth", "1"], "got no --device"),
-        (["--device", "l4", "--max-seq-len", "9000"], "has a context of 8192"),
+        (["--device", "l4", "--max-seq-len", "9000"], "expected at most 8192, the context of"),
     ):
         run = CliRunner().invoke(main, ["plan", name, *wrong])
         assert (run.exit_code, message in run.output) == (2, True), run.output

@@ -12,9 +12,10 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.target import Draft
 from specrt.tools.prompting.prompts import encode_own_or_ours
-from specrt.tools.verify.certificate import NUM_PROMPTS, certify
+from specrt.tools.verify.certificate import CHECKS, NUM_PROMPTS, certify
 from specrt.tools.verify.checks import Check, Subject, check_greedy, check_rows, check_seeds, check_self_draft
 from tests.exports import Exports
+from tests.progress import KeptProgress
 
 NUM_TOKENS = 12
 
@@ -27,11 +28,12 @@ def test_healthy_bundles_pass_and_each_check_is_reported(
     draft: str, k: int, quantize: str, exports: Exports, tmp_path: Path
 ) -> None:
     bundle = exports.bundle(exports.model(), draft, k, quantize=quantize, prefill_chunk=64)
-    lines: list[str] = []
-    found = certify(bundle, max_new_tokens=NUM_TOKENS, num_draws=1000, output=tmp_path / "c.json", report=lines.append)
+    kept = KeptProgress()
+    found = certify(bundle, max_new_tokens=NUM_TOKENS, num_draws=1000, output=tmp_path / "c.json", progress=kept)
     assert [check.name for check in found.checks if not check.passed] == []
-    assert len(lines) == 8 and all(": passed, after" in line for line in lines)
-    assert {"chi-square: token", "chi-square: block", "self-draft", "caches"} <= {check.name for check in found.checks}
+    assert kept.steps == [name for name, _ in CHECKS]
+    assert len(kept.notes) == 8 and all(": passed, after" in line for line in kept.notes)
+    assert {"chi-square: block", "self-draft", "caches"} <= {check.name for check in found.checks}
 
 
 def failed(bundle: Path, *checks: Callable[[Subject], list[Check]]) -> set[str]:
