@@ -24,16 +24,32 @@ def test_commands_and_code_of_the_readme(
     monkeypatch.chdir(tmp_path)
     commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
     names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect"]
-    for command in commands:
+    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect", "serve"]
+    for command in commands[:-1]:
         arguments = shlex.split(command, comments=True)[1:]
         done = invoke(*arguments, stdin="Hello\n")
         assert done.exit_code == 0, f"{command}: {done.stderr}"
         assert done.stdout.strip()
-    (code,) = (text for kind, text in BLOCKS if kind == "python")
+    code, client = (text for kind, text in BLOCKS if kind == "python")
     exec(code, {})
     shown = capsys.readouterr().out
     assert " length " in shown or " stop " in shown
+    check_server(shlex.split(commands[-1], comments=True)[1:], client, tmp_path)
+
+
+def check_server(arguments: list[str], client: str, place: Path) -> None:
+    """The README's server, on a free port, answers the README's client, and ends with 0 at SIGTERM."""
+    command = [sys.executable, "-m", "specrt.tools.cli", *arguments, "--port", "0"]
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        found = re.search(r"http://127.0.0.1:(\d+)/v1", server.stdout.readline())
+        assert found is not None and "http://127.0.0.1:8000/v1" in client
+        code = client.replace("8000", found[1])
+        done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
+        server.terminate()
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert server.wait(30) == 0
 
 
 def test_make_targets_of_the_readme_exist() -> None:
