@@ -16,19 +16,24 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models that stand for the README's TARGET and DRAFT."""
+    """A folder in which a tiny model stands for the README's."""
     root = tmp_path_factory.mktemp("readme")
-    save_tiny_model(root / "TARGET")
-    save_tiny_model(root / "DRAFT", num_hidden_layers=1)
+    save_tiny_model(root / MODEL)
     return root
 
 
 def test_commands_and_code_of_the_readme(place: Path) -> None:
-    commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
+    begins = {"": "specrt ", "console": "$ specrt "}
+    lines = [(begins[kind], line) for kind, text in BLOCKS if kind in begins for line in text.splitlines()]
+    commands = [line.removeprefix("$ ") for begin, line in lines if line.startswith(begin)]
     names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect"]
+    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect"]
+    assert MODEL in commands[0]
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
         done = subprocess.run(
