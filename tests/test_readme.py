@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+<<<<<<< HEAD
 def test_commands_and_code_of_the_readme(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -26,6 +29,27 @@ def test_commands_and_code_of_the_readme(
     names = [shlex.split(command)[1] for command in commands]
     assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect", "serve"]
     for command in commands[:-1]:
+=======
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a tiny model stands for the README's."""
+    root = tmp_path_factory.mktemp("readme")
+    save_tiny_model(root / MODEL)
+    return root
+
+
+def test_commands_and_code_of_the_readme(place: Path) -> None:
+    begins = {"": "specrt ", "console": "$ specrt "}
+    lines = [(begins[kind], line) for kind, text in BLOCKS if kind in begins for line in text.splitlines()]
+    commands = [line.removeprefix("$ ") for begin, line in lines if line.startswith(begin)]
+    names = [shlex.split(command)[1] for command in commands]
+    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect"]
+    assert MODEL in commands[0]
+    for command in commands:
+>>>>>>> h4
         arguments = shlex.split(command, comments=True)[1:]
         done = invoke(*arguments, stdin="Hello\n")
         assert done.exit_code == 0, f"{command}: {done.stderr}"

@@ -33,19 +33,26 @@ def test_the_command(bench_file: Path) -> None:
     assert [row["equal_prompts"] for row in json.loads(bench_file.read_text())["scores"]] == [3, 3, 3, 3]
 
 
+<<<<<<< HEAD
 def test_the_readme_table_comes_out_of_a_bench(bench_file: Path, tmp_path: Path) -> None:
     """From the command's own file into a document with the README's marks, whose text is otherwise kept."""
     stored, document = bench_file, tmp_path / "R.md"
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+=======
+def test_the_table_of_the_docs_comes_out_of_a_bench(tiny_bundle: Path, tmp_path: Path) -> None:
+    """From the command's own file into a document with the marks of performance.md, whose text is otherwise kept."""
+    stored, document = run_bench_command(tiny_bundle, tmp_path, "plain"), tmp_path / "R.md"
+    text = (Path(__file__).parents[3] / "docs" / "performance.md").read_text(encoding="utf-8")
+>>>>>>> h4
     begin, end = readme_table.lines_around(readme_table.MARK)
-    assert (readme.count(begin), readme.count(end)) == (1, 1)
-    document.write_text(readme, encoding="utf-8")
+    assert (text.count(begin), text.count(end)) == (1, 1)
+    document.write_text(text, encoding="utf-8")
     run = CliRunner().invoke(readme_table.main, [str(stored), "--write", str(document)])
     assert run.exit_code == 0, run.output
     bench = json.loads(stored.read_text())
     before, _, rest = document.read_text(encoding="utf-8").partition(begin)
     table, _, after = rest.partition(end)
-    assert before == readme.partition(begin)[0] and after == readme.partition(end)[2]
+    assert before == text.partition(begin)[0] and after == text.partition(end)[2]
     for row in bench["scores"]:
         assert f"| {row['method']} | {row['tokens_per_s']:.1f} |" in table
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table
