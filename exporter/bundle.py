@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, Manifest, manifest_text
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import EXHAUSTED, UNUSABLE, cannot_write, errno_of, write_text_file
-from specrt.engines.storage.folders import LOCK_NAME, Report, check_place, clear_leftovers, new_folder
+from specrt.engines.storage.folders import LOCK_NAME, check_place, clear_leftovers, new_folder
 from specrt.engines.storage.integrity import sha256_of
 
 HINT = "choose another --output"
 
 
-def check_output(output: Path, force: bool, report: Report = lambda line: None) -> None:
+def check_output(output: Path, force: bool, progress: Progress = SILENT) -> None:
     """Refuse to overwrite a bundle without ``force``, and anything that is not a bundle at all.
 
     Raises ``ResourceError`` when no bundle can be written at ``output``; writes nothing there. Leftovers of a killed
-    export are removed or restored first; ``report`` gets a line for each.
+    export are removed or restored first; ``progress`` gets a line for each.
     """
-    clear_leftovers(output.absolute(), report)
+    clear_leftovers(output.absolute(), progress)
     try:
         entries = None if not output.exists() else set(output.iterdir()) if output.is_dir() else {output}
         is_bundle = not entries or (output / MANIFEST_NAME).is_file()
@@ -49,13 +50,13 @@ def check_disk(output: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def new_bundle(output: Path, report: Report = lambda line: None) -> Iterator[Path]:
+def new_bundle(output: Path, progress: Progress = SILENT) -> Iterator[Path]:
     """A temporary folder that is renamed to ``output`` when the block succeeds, and removed when it raises.
 
     A full disk or memory in the block raises ``ResourceError``, whichever library reports it.
     """
     try:
-        with new_folder(output, report, HINT) as folder:
+        with new_folder(output, progress, HINT) as folder:
             yield folder
     except Exception as error:  # writers in C++ and Rust raise their own exceptions
         number = errno_of(error)
@@ -66,11 +67,11 @@ def new_bundle(output: Path, report: Report = lambda line: None) -> Iterator[Pat
         raise cannot_write(output, error, f"make room, or {HINT}") from error
 
 
-def file_entries(bundle: Path, advance: Callable[[int], None]) -> dict[str, FileEntry]:
+def file_entries(bundle: Path, progress: Progress = SILENT) -> dict[str, FileEntry]:
     """Size and SHA-256 of every file under ``bundle`` except the manifest."""
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name not in (MANIFEST_NAME, LOCK_NAME))
     return {
-        path.relative_to(bundle).as_posix(): FileEntry(path.stat().st_size, sha256_of(path, advance)) for path in paths
+        path.relative_to(bundle).as_posix(): FileEntry(path.stat().st_size, sha256_of(path, progress)) for path in paths
     }
 
 

@@ -27,7 +27,7 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
 )
 from specrt.engines.processor import available_cores
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
@@ -52,10 +52,9 @@ from specrt.exporter.tracing.trace import torch_dtype, trace
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
 
-def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
+def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
     """Write the bundle of ``options``; return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
-    progress = progress or Silent()
-    check_output(options.output, options.force, progress.note)
+    check_output(options.output, options.force, progress)
     progress.step("reading configs")
     choice = AdapterChoice(options.adapter, options.adapter_revision, options.no_adapter)
     found = find_adapted(options.target, options.revision, options.trust_remote_code, choice)
@@ -74,7 +73,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     with new_bundle(options.output) as folder:
         progress.step("trying the tokenizer")
         tokenizer = write_tokenizer(
-            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress.note
+            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress
         )
         samplers = _write_samplers(plans, folder)
         models = _export_models(plans, folder, samplers, progress)
@@ -92,7 +91,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             draft=DraftEntry(kind, models[1] if draft else None, shares_kv=options.shares_kv),
             generation_defaults=generation_defaults(target.source.generation_config()),
             tokenizer=tokenizer,
-            files=file_entries(folder, progress.advance),
+            files=file_entries(folder, progress),
         )
         write_manifest(folder, manifest)
         return manifest_from_bundle(folder)
@@ -162,7 +161,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
             ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
             plan = _cut(model, plan, ids, progress)
             progress.step(f"{plan.role}: reference logits")
-            expected = expected_logits(model, plan.spec, ids, progress.note)
+            expected = expected_logits(model, plan.spec, ids, progress)
             progress.step(f"{plan.role}: tracing")
             traced = optimize(_trace(model, plan), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared

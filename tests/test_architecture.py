@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -51,6 +52,7 @@ def violations(check: Callable[[Path], object], paths: Iterable[Path] = SOURCES)
     return {name_of(path): found for path in paths if (found := check(path))}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
@@ -74,6 +76,7 @@ def imported_by(node: ast.AST, package: list[str]) -> list[str]:
     return []
 
 
+@functools.cache
 def imports(path: Path) -> list[str]:
     return [name for node in ast.walk(parse(path)) for name in imported_by(node, package_of(path))]
 

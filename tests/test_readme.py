@@ -10,42 +10,55 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import save_tiny_model
+from tests.exports import Exports
+from tests.tools.commands import invoke
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models that stand for the README's TARGET and DRAFT."""
-    root = tmp_path_factory.mktemp("readme")
-    save_tiny_model(root / "TARGET")
-    save_tiny_model(root / "DRAFT", num_hidden_layers=1)
-    return root
-
-
-def test_commands_and_code_of_the_readme(place: Path) -> None:
+<<<<<<< HEAD
+def test_commands_and_code_of_the_readme(
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On models that stand for TARGET and DRAFT, in this process."""
+    (tmp_path / "TARGET").symlink_to(exports.model())
+    (tmp_path / "DRAFT").symlink_to(exports.model(num_hidden_layers=1))
+    monkeypatch.chdir(tmp_path)
     commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
     names = [shlex.split(command)[1] for command in commands]
     assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect", "serve"]
     for command in commands[:-1]:
+=======
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a tiny model stands for the README's."""
+    root = tmp_path_factory.mktemp("readme")
+    save_tiny_model(root / MODEL)
+    return root
+
+
+def test_commands_and_code_of_the_readme(place: Path) -> None:
+    begins = {"": "specrt ", "console": "$ specrt "}
+    lines = [(begins[kind], line) for kind, text in BLOCKS if kind in begins for line in text.splitlines()]
+    commands = [line.removeprefix("$ ") for begin, line in lines if line.startswith(begin)]
+    names = [shlex.split(command)[1] for command in commands]
+    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect"]
+    assert MODEL in commands[0]
+    for command in commands:
+>>>>>>> h4
         arguments = shlex.split(command, comments=True)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "specrt.tools.cli", *arguments],
-            cwd=place,
-            capture_output=True,
-            text=True,
-            check=False,
-            input="Hello\n",
-        )
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        done = invoke(*arguments, stdin="Hello\n")
+        assert done.exit_code == 0, f"{command}: {done.stderr}"
         assert done.stdout.strip()
     code, client = (text for kind, text in BLOCKS if kind == "python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert " length " in done.stdout or " stop " in done.stdout
-    check_server(shlex.split(commands[-1], comments=True)[1:], client, place)
+    exec(code, {})
+    shown = capsys.readouterr().out
+    assert " length " in shown or " stop " in shown
+    check_server(shlex.split(commands[-1], comments=True)[1:], client, tmp_path)
 
 
 def check_server(arguments: list[str], client: str, place: Path) -> None:

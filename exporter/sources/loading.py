@@ -15,7 +15,7 @@ import torch
 from optimum.exporters.tasks import TasksManager
 
 from specrt.engines.errors import SourceError
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
@@ -37,13 +37,12 @@ class LoadedModel(NamedTuple):
     fingerprint: str
 
 
-def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+def load_model(source: Source, dtype: torch.dtype, progress: Progress = SILENT) -> LoadedModel:
     """Load ``source`` with its weights in ``dtype``.
 
     Raises ``SourceError`` when the model has tensors that the files do not hold, when nothing reads a tensor of the
     files (``specrt.exporter.sources.unread`` lists those that are only noted), and when a loaded tensor differs.
     """
-    progress = progress or Silent()
     stored = source.checkpoint()
     checkpoint = stored if source.decode is None else source.decode(stored)
     model, info = _from_pretrained(source, checkpoint, dtype)

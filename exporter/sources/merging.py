@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import LOGITS_TOLERANCE
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.adapters import Adapter
 from specrt.exporter.sources.checkpoint import refuse_lfs_pointer
 from specrt.exporter.sources.loading import LoadedModel, load_model
@@ -28,21 +28,20 @@ _NUM_IDS = 24
 _SETTINGS_OF_NO_EFFECT = ("peft_version", "auto_mapping", "inference_mode")
 
 
-def load_adapted(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+def load_adapted(source: Source, dtype: torch.dtype, progress: Progress = SILENT) -> LoadedModel:
     """``load_model`` of ``source``, with its adapter, if it has one, merged. The fingerprint is that of the base.
 
     Raises as ``load_model`` and ``merge_adapter`` do.
     """
-    progress = progress or Silent()
     for line in source.notes:
         progress.note(f"{source.name}: {line}")
     loaded = load_model(source, dtype, progress)
     if source.adapter is None:
         return loaded
-    return LoadedModel(merge_adapter(loaded.model, source.adapter, source.name, progress.note), loaded.fingerprint)
+    return LoadedModel(merge_adapter(loaded.model, source.adapter, source.name, progress), loaded.fingerprint)
 
 
-def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str], None]) -> Any:
+def merge_adapter(model: Any, adapter: Adapter, base: str, progress: Progress) -> Any:
     """``model`` with ``adapter`` merged into its weights. It is changed in place.
 
     Raises ``UsageError`` without peft, ``SourceError`` for an adapter that is damaged or does not fit the model, and
@@ -63,11 +62,11 @@ def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str],
         _untie(adapted)
         expected = _logits(adapted, ids)
         if not _merge_layers(adapted, adapter):
-            note(f"{adapter.name}: changes no weight, since each of its products is zero")
+            progress.note(f"{adapter.name}: changes no weight, since each of its products is zero")
         merged = adapted.merge_and_unload(safe_merge=True).eval()
         _compare(_logits(merged, ids), expected, merged.dtype, adapter)
     if adapter.base is not None and adapter.base.rstrip("/").split("/")[-1] != base.rstrip("/").split("/")[-1]:
-        note(f"{adapter.name}: was made for {adapter.base}, and is merged into {base}")
+        progress.note(f"{adapter.name}: was made for {adapter.base}, and is merged into {base}")
     return merged
 
 

@@ -19,8 +19,8 @@ from specrt.exporter.tracing.state import Mask
 # Types of layers (``layer_types``) that keep or see something else than a causal KV cache.
 _LAYER_TYPES = {
     "linear_attention": "a recurrent state: linear attention or a state space model",
-    "hybrid": "a recurrent state next to the attention",
-    "hybrid_sliding": "a recurrent state next to the attention",
+    "hybrid": "a recurrent state together with attention",
+    "hybrid_sliding": "a recurrent state together with attention",
     "conv": "short convolutions over the last tokens, a state that is no KV cache",
     "chunked_attention": "a token sees its own chunk of the text only",
     "indexed_attention": "sparse attention to the keys that an indexer selects",

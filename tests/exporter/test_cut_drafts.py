@@ -13,7 +13,6 @@ import torch
 import specrt
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
-from specrt.engines.progress import Silent
 from specrt.engines.resident import resident_memory
 from specrt.engines.trt.build import _jobs
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
@@ -21,6 +20,7 @@ from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
 from tests.exports import Exports
+from tests.progress import KeptProgress
 
 IDS = np.random.default_rng(0).integers(3, VOCAB_SIZE, 20)
 
@@ -97,23 +97,13 @@ def test_a_draft_of_the_target_s_layers_takes_no_weights_of_its_own(quantize: st
     answers(tmp_path / "b", manifest)
 
 
-class Steps(Silent):
-    """The names of the steps of an export."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def step(self, name: str, total: int | None = None) -> None:
-        self.names.append(name)
-
-
 def test_a_draft_of_the_target_s_weights_is_loaded_and_traced_with_it(model: Path, tmp_path: Path) -> None:
     """And each is stored in its own bits: the target's graph is not what the draft is made of."""
-    steps = Steps()
+    steps = KeptProgress()
     options = ExportOptions(str(model), tmp_path / "b", "self:int4", 4, quantize="int8", prefill_chunk=64)
     manifest = export(options, steps)
     for step in ("loading weights", "reference logits", "tracing"):
-        assert [name for name in steps.names if step in name] == [f"target: {step}"]
+        assert [name for name in steps.steps if step in name] == [f"target: {step}"]
     entry = manifest.draft.model
     assert entry is not None and entry.weights_bytes < manifest.target.weights_bytes
     assert 0 < manifest.target.parity.mean_kl < entry.parity.mean_kl

@@ -59,7 +59,7 @@ def _swap_roles(bundle: Path, output: Path) -> Path:
     vocab_size = target.spec.vocab_size
     target = replace(target, samplers=write_samplers(output, "samplers", target.spec, vocab_size))
     draft = replace(draft, samplers=write_samplers(output, "samplers/draft", draft.spec, vocab_size))
-    files = file_entries(output, lambda num_bytes: None)
+    files = file_entries(output)
     write_manifest(output, replace(manifest, target=target, draft=DraftEntry("model", draft), files=files))
     return output
 

@@ -25,6 +25,7 @@ from specrt.exporter.parity.precision import FLOAT16_MAX, expected_logits, large
 from specrt.exporter.parity.reference import check_parity, graph_logits, reference_logits
 from tests.exporter.tiny_pair import K, export_tiny
 from tests.exports import Exports
+from tests.progress import KeptProgress
 from tests.tiny import save_tiny_model, tiny_llama_config
 
 
@@ -77,17 +78,17 @@ def test_fp16_that_overflows_is_refused_for_tensorrt_and_bf16_holds(tmp_path: Pa
 
 
 def test_fp16_that_is_nearly_full_is_said() -> None:
-    notes: list[str] = []
+    progress = KeptProgress()
     model = AutoModelForCausalLM.from_config(tiny_llama_config(), dtype=torch.float16).eval()
     ids = np.arange(8)
     spec = ModelSpec(320, 96, 100, 16, K + 1, "float16", (), STANDARD_DIALECT)
-    logits = expected_logits(model, spec, ids, notes.append)
-    assert notes == []
+    logits = expected_logits(model, spec, ids, progress)
+    assert progress.notes == []
     assert np.abs(logits).max() <= largest_activation(model, ids) < FLOAT16_MAX / 2
     with torch.no_grad():
         model.lm_head.weight.mul_(0.7 * FLOAT16_MAX / float(np.abs(logits).max()))
-    expected_logits(model, spec, ids, notes.append)
-    (note,) = notes
+    expected_logits(model, spec, ids, progress)
+    (note,) = progress.notes
     assert "fp16 ends at 65504" in note and "--dtype bf16" in note
 
 

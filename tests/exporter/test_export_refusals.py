@@ -29,6 +29,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.exporter.tiny_pair import export_tiny
+from tests.progress import interrupted_at
 from tests.tiny import save_tiny_model
 
 
@@ -141,21 +142,6 @@ def test_too_little_disk_is_said_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-class _Interrupting:
-    """Progress that presses Ctrl-C when a step begins."""
-
-    def __init__(self, at: str) -> None:
-        self.at = at
-
-    def step(self, name: str, total: int | None = None) -> None:
-        if name == self.at:
-            raise KeyboardInterrupt
-
-    def advance(self, amount: int) -> None: ...
-
-    def note(self, line: str) -> None: ...
-
-
 @pytest.mark.parametrize(
     "step",
     [
@@ -168,7 +154,7 @@ class _Interrupting:
 )
 def test_interrupted_export_leaves_nothing(step: str, models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        export(ExportOptions(str(models["target"]), tmp_path / "bundle"), _Interrupting(step))
+        export(ExportOptions(str(models["target"]), tmp_path / "bundle"), interrupted_at(step))
     assert list(tmp_path.iterdir()) == []
 
 

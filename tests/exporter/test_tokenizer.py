@@ -18,6 +18,7 @@ from specrt.exporter.parity.reference import MIN_DISTINCT_IDS, reference_ids
 from specrt.exporter.tokenizer import load_tokenizer, write_tokenizer
 from specrt.runtime.text.codec import TextCodec
 from tests.exports import Exports
+from tests.progress import KeptProgress
 from tests.tiny import BOS, CHAT_TEMPLATE, EOS, tiny_tokenizer
 
 VOCAB_SIZE = 320
@@ -33,9 +34,9 @@ def fresh_tokenizer(**changes: Any) -> Any:
 
 def written(tokenizer: Any, folder: Path, vocab_size: int = VOCAB_SIZE) -> tuple[Any, TextCodec, list[str]]:
     """(the bundle's entry, the runtime's codec of it, the notes)."""
-    notes: list[str] = []
-    entry = write_tokenizer("model", tokenizer, folder, vocab_size, notes.append)
-    return entry, TextCodec.from_bundle(folder, entry, vocab_size), notes
+    progress = KeptProgress()
+    entry = write_tokenizer("model", tokenizer, folder, vocab_size, progress)
+    return entry, TextCodec.from_bundle(folder, entry, vocab_size), progress.notes
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.folders import new_folder
 from specrt.engines.storage.home import cache_dir
 from specrt.tools.bench.torch_worker import load_entry
@@ -60,10 +61,8 @@ def _check_onnxruntime() -> None:
                 )
 
 
-def genai_model(
-    bundle: Path, manifest: Manifest, sources: Mapping[str, str], report: Callable[[str], None] = lambda line: None
-) -> Path:
-    """The model folder for the bundle's target, built if it is not in the cache; ``report`` gets a line before that.
+def genai_model(bundle: Path, manifest: Manifest, sources: Mapping[str, str], progress: Progress = SILENT) -> Path:
+    """The model folder for the bundle's target, built if it is not in the cache; ``progress`` gets a line before that.
 
     Raises ``UsageError`` where GenAI cannot run the target, ``SpecrtError`` where its builder fails.
     """
@@ -71,7 +70,7 @@ def genai_model(
     place = cache_dir() / "genai" / _key(manifest.target, sources, precision)
     if (place / "genai_config.json").is_file():
         return place
-    report(f"genai: building its {precision} model from the target, once; it is kept in {place}")
+    progress.note(f"genai: building its {precision} model from the target, once; it is kept in {place}")
     with new_folder(place, hint=HINT) as folder:
         torch, scratch = folder / "torch", folder / "scratch"
         source = [sources["target"]] if "target" in sources else []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import GENERATION_DEFAULTS, Manifest
-from specrt.runtime.options import GenerationOptions
+from specrt.runtime.options import checked
 
 AUTO, NONE = "auto", "none"
 
@@ -22,15 +22,14 @@ def sampling_defaults(generation_config: str, manifest: Manifest) -> Mapping[str
         values = manifest.generation_defaults
     else:
         values = {} if generation_config == NONE else _from_file(Path(generation_config))
-    checked: dict[str, float] = {"temperature": 1.0}
+    defaults: dict[str, float] = {"temperature": 1.0}
     for name, value in values.items():
         number = int(value) if name == "top_k" and isinstance(value, float) and value.is_integer() else value
         try:
-            GenerationOptions(**{name: number})  # type: ignore[arg-type]
+            defaults[name] = checked(name, number)
         except UsageError as error:
             raise UsageError(f"--generation-config: {error}; give a file, or 'none'") from error
-        checked[name] = number
-    return checked
+    return defaults
 
 
 def _from_file(path: Path) -> dict[str, float]:

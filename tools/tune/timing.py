@@ -16,7 +16,6 @@ from typing import TypeVar
 from specrt.engines.backends import open_backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import LoadedModel, SlotModel, sampler_engines
 from specrt.runtime.target import Target
@@ -97,8 +96,7 @@ def open_target(bundle: Path, threads: int, backend: str | None = None, device: 
     manifest = manifest_from_bundle(bundle)
     opened, entry = open_backend(bundle, manifest, backend, device, threads), manifest.target
     engines = sampler_engines(opened, entry, entry.spec.max_rows, entry.spec.vocab_size)
-    slot = SlotModel(LoadedModel(opened, entry).open(), engines)
-    return Target(slot.model, Verifier(slot.samplers, Settings(), 0))
+    return Target(SlotModel(LoadedModel(opened, entry).open(), engines), Settings(), 0)
 
 
 def measure_targets(

@@ -1,4 +1,4 @@
-"""The README's table: made of a bench's JSON, and put where it belongs."""
+"""A document's table: made of a bench's JSON, and put where it belongs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from specrt.tools.report.readme_table import main
 BENCH = {
     "bundle": "model (float32), draft ngram",
     "settings": {"k": 5, "max_new_tokens": 32, "temperature": 0.0},
-    "machine": {"cpu": "A CPU", "threads": 2, "versions": {"specrt": "0.1.0"}},
+    "machine": {"cpu": "A CPU", "threads": 2, "versions": {"specrt": "0.1.0"}, "busy_percent_before": 2.0},
+    "busy_percent_during": 3.0,
     "prompts": [{"category": "chat"}, {"category": "chat"}],
     "created_utc": "2026-11-30T04:00:00+00:00",
     "scores": [
@@ -48,6 +49,13 @@ def test_the_table(stored: Path) -> None:
     assert "| plain | 40.0 |  |  | 1.00 |  | 2 of 2 |" in lines
     assert "| ngram | 60.0 |  |  | 1.50 (0.90 to 1.60) | 25% | 2 of 2 |" in lines
     assert lines[-1] == "ngram, times plain: chat 1.50."
+
+
+def test_a_table_of_a_busy_machine_says_so(stored: Path) -> None:
+    assert "UNRELIABLE" not in CliRunner().invoke(main, [str(stored)]).output
+    stored.write_text(json.dumps({**BENCH, "busy_percent_during": 60.0}))
+    first = CliRunner().invoke(main, [str(stored)]).output.splitlines()[0]
+    assert first.endswith("2026-11-30; UNRELIABLE: other programs kept the CPU 60 % busy:")
 
 
 def test_the_table_is_put_into_a_document(stored: Path, tmp_path: Path) -> None:
