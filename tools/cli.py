@@ -35,7 +35,7 @@ for _command in (export, build, generate, chat, verify, tune, bench, align, plan
 
 
 def run() -> None:
-    """The entry point, where this file is run itself."""
+    """The entry point when this file is run directly."""
     run_specrt()
 
 

@@ -1,4 +1,4 @@
-"""Rounds in a slot that the caller holds, for checks and measurements that look into its memory."""
+"""Rounds in a slot that the caller holds, for checks and measurements that inspect its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_rounds(
     settings: Settings,
     between: Callable[[list[int], Stats], None] = lambda tokens, stats: None,
 ) -> tuple[list[int], Stats]:
-    """Generate in ``slot``; return all tokens (prompt included) and figures. ``between`` gets both after each round."""
+    """Generate in ``slot``; return all tokens, prompt included, and statistics. ``between`` gets both each round."""
     tokens, stats = list(prompt), Stats()
     target, drafter = runtime.begin(slot, tokens, settings)
     limits = Limits(

@@ -48,7 +48,7 @@ def test_verify_exits_with_1_and_names_what_failed(
     assert json.loads(file.read_text())["sources_compared"] == []
 
 
-def test_a_certificate_that_cannot_be_written_is_told_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_certificate_that_cannot_be_written_is_reported_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
     result = invoke("verify", tiny_bundle, "--output", tmp_path / "no" / "file")
     assert result.exit_code == 2
     assert "the certificate cannot be written there" in one_error_line(result)

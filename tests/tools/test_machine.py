@@ -14,10 +14,10 @@ from specrt.tools.machine import QUIET_PERCENT, Machine, Watch, _cpu_seconds, no
 from tests.tools.bench.benches import MACHINE
 
 
-def test_a_machine_that_is_busy_before_is_told() -> None:
+def test_a_machine_that_is_busy_before_is_reported() -> None:
     assert len(notes(MACHINE, [1, 2], False)) == 1
     busy = Machine("a CPU", 2, 1, 55.0, "PASSIVE", {})
-    assert "do not trust these times" in notes(busy, [1], False)[1]
+    assert "these times are unreliable" in notes(busy, [1], False)[1]
     assert "OMP_WAIT_POLICY PASSIVE" in str(busy)
 
 
@@ -50,5 +50,5 @@ def test_a_bench_next_to_other_programs_says_so_wherever_it_says_a_ratio(
 ) -> None:
     quiet = replace(benched, busy_percent_during=QUIET_PERCENT)
     busy = replace(benched, busy_percent_during=60.0)
-    assert not any("do not trust" in line for line in remarks(quiet))
-    assert "60 % while it ran: do not trust these times" in remarks(busy)[-1]
+    assert not any("unreliable" in line for line in remarks(quiet))
+    assert "60 % while it ran: these times are unreliable" in remarks(busy)[-1]

@@ -1,10 +1,8 @@
-"""``python -m specrt.tools.lab.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's
-limit.
-
-With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.tools.lab.gpu_rounds`` measures rounds.
+"""``python -m specrt.tools.lab.steps BUNDLE...``: the time of a target pass by width, against the memory bound.
 
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
+With ``--device cuda`` or a TensorRT backend there is no bound; ``specrt.tools.lab.gpu_rounds`` measures rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ def main(
     threads = threads or available_cores()
     chosen = [int(width) for width in widths.split(",")]
     places = {choose_device(choose_backend(manifest_from_bundle(b), backend), device) for b in bundles}
-    bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # the host's says nothing of a GPU
+    bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # not a GPU's
     result = measure_targets(list(bundles), chosen, past, repeats, threads, backend, device)
     bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
     if as_json:

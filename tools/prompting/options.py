@@ -1,4 +1,4 @@
-"""The options of ``generate`` and ``chat``, and their way into ``specrt.runtime.options``; settings for people."""
+"""The options of ``generate`` and ``chat``, their conversion to ``specrt.runtime.options``, and printed settings."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ MAX_THREADS = 1024
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _GENERATION = (
-    click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens."),
-    click.option("--min-new-tokens", default=0, help="Nothing ends the text before.  [default: 0]"),
+    click.option("--max-new-tokens", default=256, show_default=True, help="Maximum number of new tokens."),
+    click.option("--min-new-tokens", default=0, help="Minimum number of new tokens.  [default: 0]"),
     click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding.  [default: the bundle's]"),
     click.option("--draft", type=click.Choice(DRAFTS), help="[default: the bundle's own]"),
     click.option("--rule", type=click.Choice(RULES), help="[default: block where the draft samples, else match]"),
     click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
     click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 keeps all.  [default: 0]"),
-    click.option("--top-p", type=float, help="Keep the likeliest that reach this probability.  [default: 1]"),
-    click.option("--min-p", type=float, help="Keep this share of the likeliest one's probability.  [default: 0]"),
-    click.option("--seed", type=int, help="The text becomes a function of this and the target: with any draft and K."),
-    click.option("--repetition-penalty", type=float, help="Divides the logits of what occurred.  [default: 1]"),
-    click.option("--presence-penalty", type=float, help="Subtracted from what was generated.  [default: 0]"),
-    click.option("--frequency-penalty", type=float, help="The same, for each time it was.  [default: 0]"),
+    click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.  [default: 1]"),
+    click.option("--min-p", type=float, help="Keep tokens from this share of the top probability on.  [default: 0]"),
+    click.option("--seed", type=int, help="Makes the text depend on this and the target alone, not on draft and K."),
+    click.option("--repetition-penalty", type=float, help="Divides the logits of tokens that occurred.  [default: 1]"),
+    click.option("--presence-penalty", type=float, help="Subtracted from generated tokens' logits.  [default: 0]"),
+    click.option("--frequency-penalty", type=float, help="The same, once per occurrence.  [default: 0]"),
     click.option(
         "--stop",
         multiple=True,
@@ -43,10 +43,10 @@ _GENERATION = (
         callback=lambda context, option, texts: [unescaped(text) for text in texts],
         help="End before this text (escapes: \\n, \\t, \\\\, \\uXXXX). May be given several times.",
     ),
-    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, as EOS."),
+    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, like EOS."),
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens."),
-    click.option("--reproducible", is_flag=True, default=None, help="The same bits of logits for every draft and K."),
-    click.option("--model-defaults", is_flag=True, help="Take what is not given from the model's generation config."),
+    click.option("--reproducible", is_flag=True, default=None, help="Bit-identical logits for every draft and K."),
+    click.option("--model-defaults", is_flag=True, help="Use the model's generation config for options not given."),
     click.option(
         "--chat-template-kwargs",
         metavar="JSON",
@@ -60,7 +60,7 @@ _GENERATION = (
         callback=lambda context, option, file: None if file is None else _tools(file),
         help="A JSON file: a list of functions' schemas, for the chat template.",
     ),
-    click.option("--chat-template-name", metavar="NAME", help="The chat template, where the model has several."),
+    click.option("--chat-template-name", metavar="NAME", help="The chat template to use if the model has several."),
 )
 _PLACE = (
     click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
@@ -79,24 +79,24 @@ def generation_options(command: _Command) -> _Command:
 
 
 def place_options(command: _Command) -> _Command:
-    """Add the options of where a bundle runs to a click command."""
+    """Add the backend and device options to a click command."""
     for option in reversed(_PLACE):
         command = option(command)
     return command
 
 
 def place_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of where a bundle runs out of ``options``: keyword arguments of ``specrt.load``."""
+    """Remove the backend and device options from ``options``; return them as keyword arguments of ``specrt.load``."""
     return {name: options.pop(name) for name in ("backend", "threads", "device", "draft_backend", "draft_device")}
 
 
 def options_from_command(values: dict[str, Any]) -> Options:
-    """What was given, as keyword arguments of ``generate``; what was not is left out."""
+    """The options that were given, as keyword arguments of ``generate``."""
     return cast(Options, {name: value for name, value in values.items() if value is not None})
 
 
 def print_settings(settings: Settings) -> None:
-    """The effective settings and where each came from, on standard error."""
+    """Print the effective settings and their sources on standard error."""
     table = Table(title="effective settings", title_justify="left")
     for heading in ("setting", "value", "from"):
         table.add_column(heading)
@@ -126,14 +126,14 @@ def _list_of_objects(text: str, name: str, expected: str) -> list[dict[str, Any]
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """The prompt of a command line: text, or messages from a file. ``raw``: text is no message, whatever the bundle."""
+    """The prompt of a command line: text, or messages from a file. ``raw``: text is plain text in every bundle."""
 
     content: str | list[dict[str, Any]]
     raw: bool
     system: str | None
 
     def for_bundle(self, entry: TokenizerEntry) -> tuple[str | list[dict[str, Any]], str]:
-        """(the prompt as the runtime takes it, in words what it is). Raises ``UsageError``.
+        """(the prompt for the runtime, a description of it). Raises ``UsageError``.
 
         Text is a user's message where the bundle has a chat template; ``system`` goes before it.
         """
@@ -162,9 +162,9 @@ def kind_of(prompt: str | list[dict[str, Any]]) -> str:
 def prompt_of(
     text: str | None, file: Path | None, messages: Path | None, raw: bool = False, system: str | None = None
 ) -> GivenPrompt:
-    """The prompt that exactly one of the first three gives. Raises ``UsageError``.
+    """The prompt from exactly one of the first three. Raises ``UsageError``.
 
-    A file, and standard input for the text ``-``, are taken without a byte order mark and one final newline.
+    A file, and standard input for the text ``-``, are read without a byte order mark and without one final newline.
     """
     given = [value for value in (text, file, messages) if value is not None]
     if len(given) != 1:

@@ -1,4 +1,4 @@
-"""Progress on a terminal, by rich."""
+"""Progress on a terminal, with rich."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Advance = Callable[[str], None]
 def quiet_libraries() -> None:
     """Keep torch and transformers from printing over the progress display. Call before importing them.
 
-    Raises ``UsageError`` in a working directory that was removed: torch's MKL ends the process there.
+    Raises ``UsageError`` in a working directory that was removed, where torch's MKL would end the process.
     """
     try:
         os.getcwd()
@@ -35,7 +35,7 @@ def quiet_libraries() -> None:
 
 
 class _Shown:
-    """One bar or spinner a step; a finished step leaves its time behind."""
+    """One bar or spinner per step; the time of a finished step stays on screen."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

@@ -1,4 +1,4 @@
-"""``specrt verify``: checks of a bundle on this machine, without torch, and the certificate of what was found."""
+"""``specrt verify``: checks of a bundle on this machine, without torch, and a certificate of the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_PROMPTS = 4
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was checked, where, and what came out.
+    """The checks, the machine and backend, and the results.
 
     ``sources_compared`` are the models (``target``, ``draft``) whose files were compared with what was exported.
     """
@@ -56,7 +56,7 @@ class Certificate:
         return {"passed": self.passed, **asdict(self)}
 
 
-# In this order: what each rests on comes before it.
+# In this order: a check comes after those that it depends on.
 _CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
     ("logits against the reference", checks.check_reference),
     ("one row against several", checks.check_rows),
@@ -84,10 +84,10 @@ def certify(
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or next to the bundle as ``NAME.certificate.json``.
 
-    ``place`` says where to run, by the keywords of ``specrt.load``; ``report`` gets a line as each check is done: on a
-    large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
-    exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and
-    ``ResourceError`` when the certificate cannot be written there.
+    ``place`` has the backend and device keywords of ``specrt.load``; ``report`` gets a line after each check, which
+    takes minutes on a large model. ``source`` and ``draft_source`` are models whose files are compared with the
+    exported weights (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and
+    ``ResourceError`` when the certificate cannot be written.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     check_writable(output, HINT, "the certificate")
@@ -128,7 +128,7 @@ def _outcome(found: Sequence[Check]) -> str:
 
 
 def print_certificate(certificate: Certificate) -> None:
-    """The checks as a table on standard output."""
+    """Print the checks as a table on standard output."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{certificate.bundle}: target {certificate.target}, draft {certificate.draft}", markup=False)
     console.print(f"{certificate.machine}; specrt {certificate.specrt_version}, {certificate.backend}", markup=False)

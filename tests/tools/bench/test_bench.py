@@ -25,7 +25,7 @@ from tests.tools.bench.benches import MACHINE, PROMPTS
 @pytest.mark.parametrize(
     ("names", "one_at_a_time"), [("eager,plain,model", False), ("eager,assisted,lookup,plain,ngram,model", True)]
 )
-def test_every_contender_gives_the_ids_of_transformers(tiny_bundle: Path, names: str, one_at_a_time: bool) -> None:
+def test_every_method_gives_the_ids_of_transformers(tiny_bundle: Path, names: str, one_at_a_time: bool) -> None:
     methods = choose_methods(names, manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=24, repeats=2, ignore_eos=True, one_at_a_time=one_at_a_time)
     steps: list[str] = []
@@ -58,7 +58,7 @@ def test_the_pair_is_named_with_its_weights(tiny_bundle: Path) -> None:
         assert described(replace(manifest, target=target, draft=draft)) == f"big.gguf (float32, int8), draft {name}"
 
 
-def test_bf16_and_another_source_are_told_apart(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_bf16_and_another_source_are_distinguished(tiny_bundle: Path, tmp_path: Path) -> None:
     """The torch model may be elsewhere; in bf16 ids may differ, which is reported and no failure."""
     elsewhere = tmp_path / "moved"
     elsewhere.symlink_to(manifest_from_bundle(tiny_bundle).target.source)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.bench.command import chosen_prompts, lineup_of
+from specrt.tools.bench.command import chosen_prompts, methods_of
 from specrt.tools.bench.records import Settings
 from specrt.tools.cli import main
 from specrt.tools.machine import notes
@@ -23,9 +23,9 @@ from specrt.tools.report import readme_table
 from tests.tools.bench.benches import MACHINE
 
 
-def test_the_lineup_of_the_command(tiny_bundle: Path) -> None:
+def test_the_methods_of_the_command(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    names = [method.name for method in lineup_of("eager,assisted", manifest)]
+    names = [method.name for method in methods_of("eager,assisted", manifest)]
     assert names == ["eager", "assisted", "plain", "auto", "ngram", "model"]
 
 

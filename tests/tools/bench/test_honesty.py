@@ -68,9 +68,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def bench(bundle: Path, *kinds: str, **options: Any) -> Bench:
         honest = Method("plain", "specrt", "bundle")
-        lineup = [honest, *(Method(kind, "transformers", "fp32", "model") for kind in kinds)]
+        methods = [honest, *(Method(kind, "transformers", "fp32", "model") for kind in kinds)]
         settings = Settings(4, 1, options.pop("tokens", 8), options.pop("repeats", 1), **options.pop("settings", {}))
-        return run_bench(bundle, lineup, PROMPTS, settings, MACHINE, required=["plain"], **options)
+        return run_bench(bundle, methods, PROMPTS, settings, MACHINE, required=["plain"], **options)
 
     return bench
 
@@ -93,18 +93,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Advance]:
     return at
 
 
-def test_contenders_that_is_are_reported_as_liars(tiny_bundle: Path, fakes: Any) -> None:
+def test_methods_with_other_ids_are_reported(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "liar", "short")
     plain, liar, short = bench.scores
     assert (plain.equal_prompts, liar.equal_prompts, short.equal_prompts) == (2, 0, 0)
     assert short.ratio_to["plain"] == 1.0  # half of the tokens in half of the time is no gain
     said = "\n".join(remarks(bench))
-    assert "liar does not say what plain says: a, position 3: expected id 3, got id 99" in said
-    assert "short does not say what plain says: a, position 4: expected id 4, got the end" in said
+    assert "liar differs from plain at a, position 3: expected id 3, got id 99" in said
+    assert "short differs from plain at a, position 4: expected id 4, got the end" in said
     assert "short returned 8 tokens where others returned 16" in said
 
 
-def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_slower_than_plain_is_reported_to_lose(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "slow")
     assert bench.scores[1].ratio_to == {"plain": 0.25}
     said = next(line for line in remarks(bench) if line.startswith("slow "))
@@ -114,7 +114,7 @@ def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes:
     )
 
 
-def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "broken", "fainting")
     assert [row.method for row in bench.scores] == ["plain"]
     assert bench.failed["broken"] == "broken: no such model"
@@ -122,12 +122,12 @@ def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Pat
     assert any(line.startswith("fainting is missing: ") for line in remarks(bench))
 
 
-def test_a_budget_too_small_is_said(tiny_bundle: Path, fakes: Any) -> None:
-    with pytest.raises(SpecrtError, match="the time was over before one prompt"):
+def test_a_budget_too_small_is_reported(tiny_bundle: Path, fakes: Any) -> None:
+    with pytest.raises(SpecrtError, match="the time was over before all methods answered one prompt"):
         fakes(tiny_bundle, settings={"budget_s": 1e-3})
 
 
-def test_what_the_time_cuts_is_said(tiny_bundle: Path, fakes: Any, late: Callable[[str], Advance]) -> None:
+def test_what_the_time_cuts_is_reported(tiny_bundle: Path, fakes: Any, late: Callable[[str], Advance]) -> None:
     """A clock that leaves time for the first prompt only, then for the first answer to the second run."""
     patient = {"budget_s": 60.0, "keep_tokens": True}
     assert not [line for line in remarks(fakes(tiny_bundle, settings=patient)) if "--budget-minutes" in line]
@@ -159,7 +159,7 @@ def test_an_interrupted_bench_goes_on(tiny_bundle: Path, fakes: Any, tmp_path: P
         fakes(tiny_bundle, journal_file=file, advance=stop)
     assert len(file.read_text().splitlines()) == 3  # what is measured, the tokens that were settled, one answer
     file.write_text(file.read_text() + '["plain", "b"')  # as if it had been cut while it wrote
-    with pytest.raises(UsageError, match="a bench was interrupted; go on with --resume"):
+    with pytest.raises(UsageError, match="a bench was interrupted; continue with --resume"):
         fakes(tiny_bundle, journal_file=file)
     with pytest.raises(UsageError, match="it belongs to a bench with other settings"):
         fakes(tiny_bundle, journal_file=file, resume=True, repeats=2)
@@ -180,7 +180,7 @@ def test_a_journal_keeps_answers(tmp_path: Path) -> None:
     assert again.settled("max_new_tokens", 9) == 7
 
 
-def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
+def test_the_order_of_the_methods_is_shuffled_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
     steps: list[str] = []
     fakes(tiny_bundle, "other", repeats=4, advance=steps.append)
     order = [step.split(":")[0] for step in steps if "repeat" in step]

@@ -29,7 +29,7 @@ def failed(found: Certificate) -> list[str]:
 
 
 @pytest.mark.parametrize(("draft", "k"), [("ngram", 1), ("self:int8", 1), ("self:int4", 3)])
-def test_healthy_bundles_pass_and_each_check_is_told_of(draft: str, k: int, model: Path, tmp_path: Path) -> None:
+def test_healthy_bundles_pass_and_each_check_is_reported(draft: str, k: int, model: Path, tmp_path: Path) -> None:
     export(ExportOptions(str(model), tmp_path / "b", draft, k))
     lines: list[str] = []
     found = certificate(tmp_path / "b", lines)
