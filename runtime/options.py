@@ -9,12 +9,12 @@ from typing import Any, TypedDict
 
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
-from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
 from specrt.runtime.text.stops import checked_stops
 
-RULES = (MATCH, TOKEN, BLOCK)
+RULES = (MATCH, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
 
 # (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     logprobs: int | None
+    visible_special_tokens: Sequence[str]
     reproducible: bool | None
     model_defaults: bool
     chat_template_kwargs: Mapping[str, Any] | None
@@ -61,7 +62,7 @@ class GenerationOptions:
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
       ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
       (``specrt.runtime.drafting.adaptive``).
-    * ``rule``: ``match``, ``token`` or ``block``.
+    * ``rule``: ``match`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
       rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
@@ -72,6 +73,7 @@ class GenerationOptions:
       prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
     * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
+    * ``visible_special_tokens``: special tokens whose names are part of the text, such as the mark of a tool call.
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
@@ -98,6 +100,7 @@ class GenerationOptions:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
+    visible_special_tokens: Sequence[str] = ()
     reproducible: bool | None = None
     model_defaults: bool = False
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -129,6 +132,8 @@ class GenerationOptions:
             ids = _checked_sequence(name, getattr(self, name), "token ids")
             object.__setattr__(self, name, tuple(map(_plain, ids)))  # settings know the vocabulary
         self._check_bias()
+        visible = _checked_sequence("visible_special_tokens", self.visible_special_tokens, "tokens")
+        object.__setattr__(self, "visible_special_tokens", visible)
         processors = _checked_sequence("logits_processors", self.logits_processors, "callables (token_ids, logits)")
         if wrong := [processor for processor in processors if not callable(processor)]:
             raise UsageError(f"logits_processors: got {wrong[0]!r}, expected callables (token_ids, logits)")

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from specrt.engines.backends import open_backend
 from specrt.engines.errors import UsageError
-from specrt.engines.load import choose_backend, choose_device
+from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
@@ -23,7 +24,7 @@ from specrt.runtime.round import Limits, Watch, generate_tokens
 from specrt.runtime.sampling.logprobs import Logprobs
 from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
 from specrt.runtime.settings import Settings, settings_of
-from specrt.runtime.slots import LoadedModel, Placement, Slot, SlotModel, SlotPool, sampler_engines
+from specrt.runtime.slots import LoadedModel, Slot, SlotModel, SlotPool, sampler_engines
 from specrt.runtime.stream import Emitted, Stream
 from specrt.runtime.target import Draft, Target
 from specrt.runtime.text.codec import Prompt, TextCodec
@@ -71,24 +72,23 @@ class Runtime:
         if threads is not None and threads < 1:
             raise UsageError(f"threads: got {threads}, expected 1 or more")
         self.manifest: Manifest = manifest_from_bundle(bundle)
-        self.backend = choose_backend(self.manifest, backend)
-        self.device = choose_device(self.backend, device)
+        self._target_backend = open_backend(bundle, self.manifest, backend, device, threads)
+        self.backend, self.device = self._target_backend.name, self._target_backend.device
         check_files(bundle, self.manifest)
         self._bundle, self._threads = bundle, threads
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
-        self._place = place = Placement(bundle, self.backend, threads, self.device)
-        draft_place = self._draft_place(draft_backend, draft_device)
-        self._shares_memory = draft_place.device == place.device
-        self._target = LoadedModel(place, target)
-        self._target_samplers = sampler_engines(place, target, target.spec.max_rows, self._vocab_size)
+        drafting = self._open_draft_backend(draft_backend, draft_device)
+        self._shares_memory = drafting.device == self.device
+        self._target = LoadedModel(self._target_backend, target)
+        self._target_samplers = sampler_engines(self._target_backend, target, target.spec.max_rows, self._vocab_size)
         entry = draft.model or target
-        if draft.kind == "self" and draft_place == place:
+        if draft.kind == "self" and drafting is self._target_backend:
             self._draft: LoadedModel | None = self._target
         else:
-            self._draft = LoadedModel(draft_place, entry) if draft.kind != "ngram" else None
-        self._draft_samplers = sampler_engines(draft_place, entry, 1, self._vocab_size)
+            self._draft = LoadedModel(drafting, entry) if draft.kind != "ngram" else None
+        self._draft_samplers = sampler_engines(drafting, entry, 1, self._vocab_size)
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
@@ -117,7 +117,7 @@ class Runtime:
                 f"prompt: {len(ids)} tokens, the bundle's context is {max_seq_len} and the answer needs one at least; "
                 "shorten it, or export with a larger --max-seq-len"
             )
-        text = StopWatch(self.codec.stream(), settings.stop)
+        text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
         return Stream(lambda stats, watch: self._rounds(ids, settings, stats, watch), text, settings)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -126,6 +126,19 @@ class Runtime:
         for _ in stream:
             pass
         return stream.result
+
+    def reserve(self, num_sequences: int) -> None:
+        """Allocate the memory of so many sequences at once, so that each finds it when it begins."""
+        slots = [self._new_slot() for _ in range(num_sequences)]
+        for slot in slots:
+            if self._draft is not None:
+                slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
+            self._pool.give_back(slot)
+
+    @property
+    def num_idle_slots(self) -> int:
+        """Slots that no sequence is using."""
+        return len(self._pool)
 
     def open_slot(self, draft: str) -> Slot:
         """A slot of its own for checks and measurements; close it afterwards.
@@ -137,7 +150,7 @@ class Runtime:
         slot = self._new_slot()
         if draft == "self":
             target = self._target.entry
-            samplers = sampler_engines(self._place, target, 1, self._vocab_size)
+            samplers = sampler_engines(self._target_backend, target, 1, self._vocab_size)
             slot.draft = SlotModel(self._target.open(), samplers, min_width=2)
         elif draft == "model":
             slot.draft = self._new_draft()
@@ -185,14 +198,15 @@ class Runtime:
     ) -> None:
         self.close()
 
-    def _draft_place(self, backend: str | None, device: str | None) -> Placement:
-        """Where the draft runs: next to the target, unless something else is asked for."""
+    def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
+        """What runs the draft: the target's backend, unless another or another device is asked for."""
         if self.manifest.draft.kind == "ngram" and (backend or device):
             raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
-        chosen = choose_backend(self.manifest, backend or self.backend)
-        if device is None and chosen == self.backend:
-            device = self.device
-        return Placement(self._bundle, chosen, self._threads, choose_device(chosen, device))
+        if backend in (None, self.backend):
+            backend, device = self.backend, device or self.device
+        if (backend, device) == (self.backend, self.device):
+            return self._target_backend
+        return open_backend(self._bundle, self.manifest, backend, device, self._threads)
 
     def _new_slot(self) -> Slot:
         return Slot(SlotModel(self._target.open(), self._target_samplers))

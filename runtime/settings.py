@@ -210,7 +210,7 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: 
 
 def _rule(options: GenerationOptions, draft: str, is_greedy: bool, shares_memory: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
-        sources["rule"] = "all rules are one when greedy" if is_greedy else "nothing is drafted"
+        sources["rule"] = "both rules are one when greedy" if is_greedy else "nothing is drafted"
         return MATCH
     samples = draft in ("model", "auto")
     if options.rule is not None:

@@ -24,10 +24,25 @@ class Emitted(NamedTuple):
 Rounds = Callable[[Stats, Watch], Iterator[Emitted]]
 
 
+class Step(NamedTuple):
+    """What one round added. ``text`` became final in it, and may be empty or end before the text of ``token_ids``.
+
+    The first step is the prefill's, which drafts nothing; the last may have text alone, that a stop string held back.
+    Of ``token_ids`` the first ``num_accepted_tokens`` were drafted, and the rest are the target's own.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
 class Stream:
     """Pieces of text as they become final. Iterate once; close it to stop early and free the sequence.
 
     The joined pieces equal ``result.text``. ``token_ids`` holds the new ids so far, ``settings`` what is in force.
+    ``steps`` is the same stream round by round, for a caller that interleaves several: iterate one of the two.
     """
 
     def __init__(self, rounds: Rounds, text: StopWatch, settings: Settings) -> None:
@@ -35,28 +50,39 @@ class Stream:
         self.stats = Stats()
         self.token_ids: list[int] = []
         self._text = text
+        self._started: float | None = None
         self._result: Result | None = None
-        self._pieces = self._run(rounds)
+        self.steps: Iterator[Step] = self._run(rounds)
+        self._pieces = (step.text for step in self.steps if step.text)
 
     def _watch(self, token: int) -> bool:
         return self._text.push(token, self.stats.completion_tokens >= self.settings.min_new_tokens)
 
-    def _run(self, rounds: Rounds) -> Iterator[str]:
-        started = time.perf_counter()
+    @property
+    def elapsed_ms(self) -> float:
+        """From the beginning of the generation to its end, or to now; 0 before it has begun."""
+        if self._result is not None or self._started is None:
+            return self.stats.total_ms
+        return (time.perf_counter() - self._started) * 1e3
+
+    def _run(self, rounds: Rounds) -> Iterator[Step]:
+        started = self._started = time.perf_counter()
+        stats = self.stats
         pieces: list[str] = []
         logprobs: list[TokenLogprobs] = []
-        for emitted in rounds(self.stats, self._watch):
+        drafted = accepted = 0
+        for emitted in rounds(stats, self._watch):
             if not self.token_ids:
-                self.stats.time_to_first_token_ms = (time.perf_counter() - started) * 1e3
+                stats.time_to_first_token_ms = (time.perf_counter() - started) * 1e3
             self.token_ids += emitted.token_ids
             logprobs += emitted.logprobs
-            if piece := self._text.take():
-                pieces.append(piece)
-                yield piece
+            pieces.append(self._text.take())
+            yield Step(pieces[-1], *emitted, stats.drafted - drafted, stats.accepted - accepted)
+            drafted, accepted = stats.drafted, stats.accepted
         if piece := self._text.finish():
             pieces.append(piece)
-            yield piece
-        self.stats.total_ms = (time.perf_counter() - started) * 1e3
+            yield Step(piece, [], [], 0, 0)
+        stats.total_ms = (time.perf_counter() - started) * 1e3
         self._result = self._finished("".join(pieces), logprobs)
 
     def _finished(self, text: str, logprobs: list[TokenLogprobs]) -> Result:
@@ -87,4 +113,4 @@ class Stream:
 
     def close(self) -> None:
         """Stop between rounds and give the sequence's buffers back."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        self.steps.close()  # type: ignore[attr-defined]

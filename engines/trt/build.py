@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from specrt import __version__
+from specrt.engines.backends import choose_backend
 from specrt.engines.contract import Contract, model_contract
 from specrt.engines.errors import BackendError, ResourceError, UsageError
 from specrt.engines.gpu.discovery import find_gpus
-from specrt.engines.load import choose_backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.progress import Progress, Silent
 from specrt.engines.samplers import sampler_contract

@@ -110,7 +110,7 @@ def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack
     run, which do not round activations and are more accurate.
     """
     engine = OrtEngine(graph, model_contract(spec), threads, prepack)
-    binding = engine.open(0)
+    binding = engine.open()
     host = binding.host
     rows = []
     start, width = 0, spec.max_rows

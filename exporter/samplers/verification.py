@@ -27,13 +27,6 @@ def write_match_sampled(g: GraphWriter, drafted: str, vocab_size: int) -> None:
     _write_first(g, g.Not(g.Equal(tokens, drafted)))
 
 
-def write_token(g: GraphWriter, drafted: str, vocab_size: int) -> None:
-    """``oracle.token``."""
-    p, q = _at(g, PROBS, drafted), _at(g, DRAFT_PROBS, drafted)  # [R] each
-    accepted = _write_first(g, g.Not(g.Less(g.Mul(_column(g, ACCEPT), q), p)))
-    _write_residual(g, drafted, accepted, g.const([1.0]), vocab_size)
-
-
 def write_block(g: GraphWriter, drafted: str, vocab_size: int, max_rows: int) -> None:
     """``oracle.block``. The running minimum P is unrolled over the K of the bundle."""
     index = row_numbers(g, drafted)  # [R]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +16,6 @@ class SamplerEngines:
     def __init__(self, load: Callable[[str], Engine]) -> None:
         self._load = load
         self._engines: dict[str, Engine] = {}
-        self._slots = itertools.count()
         self._lock = threading.Lock()
 
     def open(self, name: str, shared: Mapping[str, Memory]) -> Binding:
@@ -25,7 +23,7 @@ class SamplerEngines:
         with self._lock:
             if name not in self._engines:
                 self._engines[name] = self._load(name)
-            return self._engines[name].open(next(self._slots), shared)
+            return self._engines[name].open(shared)
 
 
 class SlotSamplers:

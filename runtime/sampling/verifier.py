@@ -98,9 +98,9 @@ class Verifier:
 class DraftSampler:
     """The draft's: one row at a time, the first most likely id when greedy, else drawn.
 
-    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``token``
-    and ``block`` the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on
-    a device, where rows are not always aligned, they are copied there. ``rule`` is the target's sampler of that rule.
+    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``block``
+    the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on a device,
+    where rows are not always aligned, they are copied there. ``rule`` is the target's sampler of that rule.
     """
 
     def __init__(

@@ -17,7 +17,8 @@ from specrt.exporter.options import ExportOptions
 from specrt.exporter.parity.reference import MIN_DISTINCT_IDS, reference_ids
 from specrt.exporter.tokenizer import load_tokenizer, write_tokenizer
 from specrt.runtime.text.codec import TextCodec
-from tests.tiny import BOS, CHAT_TEMPLATE, EOS, save_tiny_model, tiny_tokenizer
+from tests.exports import Exports
+from tests.tiny import BOS, CHAT_TEMPLATE, EOS, tiny_tokenizer
 
 VOCAB_SIZE = 320
 TEXT = "It isn't the dog's, it's 世界 ."
@@ -38,8 +39,8 @@ def written(tokenizer: Any, folder: Path, vocab_size: int = VOCAB_SIZE) -> tuple
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tokenizer") / "model")
+def model(exports: Exports) -> Path:
+    return exports.model()
 
 
 def copied(model: Path, folder: Path, *left_out: str) -> Path:

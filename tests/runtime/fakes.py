@@ -86,13 +86,18 @@ class Engine(FakeEngine):
     def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
         super().__init__(spec, next_token)
         self.spec = spec
-        self.bindings: dict[int, Any] = {}
+        self.bindings: list[Any] = []
         self.widths: list[int] = []
         self.rows: list[int] = []
 
-    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Any:
-        self.bindings[slot] = super().open(slot, shared)
-        return self.bindings[slot]
+    def open(self, shared: Mapping[str, Array] | None = None) -> Any:
+        self.bindings.append(super().open(shared))
+        return self.bindings[-1]
+
+    @property
+    def num_open(self) -> int:
+        """Bindings that were not closed."""
+        return sum(binding.is_open for binding in self.bindings)
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         fed = host[INPUT_IDS][0, :width]
@@ -101,10 +106,10 @@ class Engine(FakeEngine):
         self.rows.append(rows)
         super().compute(host, width, rows)
 
-    def cache(self, slot: int) -> Array:
-        """The token ids in the cache of ``slot``, stale ones included. [capacity] f32"""
-        cache: Array = self.bindings[slot].host[past_name("key", 0)].reshape(-1)
-        return cache
+
+def cache_of(model: KVCachedModel) -> Array:
+    """The token ids in the cache of a model on ``Engine``, stale ones included. [capacity] f32"""
+    return model.binding.host[past_name("key", 0)].reshape(-1)
 
 
 def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = VOCAB_SIZE) -> Engine:
@@ -116,7 +121,6 @@ LoadSampler = Callable[[ModelSpec, str, int], FakeSampler]
 
 def slot_of(
     engine: Engine,
-    slot: int = 0,
     vocab_size: int | None = None,
     max_rows: int | None = None,
     load: LoadSampler = FakeSampler,
@@ -125,18 +129,18 @@ def slot_of(
     spec = replace(engine.spec, max_rows=max_rows or engine.spec.max_rows)
     size = engine.spec.vocab_size if vocab_size is None else vocab_size
     samplers = SamplerEngines(lambda name: load(spec, name, size))
-    return SlotModel(KVCachedModel(engine, slot, engine.spec), samplers)
+    return SlotModel(KVCachedModel(engine, engine.spec), samplers)
 
 
-def open_target(engine: Engine, slot: int = 0) -> Target:
+def open_target(engine: Engine) -> Target:
     """A greedy target."""
-    opened = slot_of(engine, slot)
+    opened = slot_of(engine)
     return Target(opened.model, Verifier(opened.samplers, Settings(), 0))
 
 
-def open_draft(engine: Engine, slot: int = 0) -> Draft:
+def open_draft(engine: Engine) -> Draft:
     """A greedy draft, whose samplers verify one row."""
-    opened = slot_of(engine, slot, max_rows=1)
+    opened = slot_of(engine, max_rows=1)
     return Draft(opened.model, DraftSampler(opened.samplers, Settings(), 0, VOCAB_SIZE, None))
 
 
@@ -208,8 +212,8 @@ class Pair:
     def __init__(self, target: Engine, draft: Engine, load: LoadSampler = FakeSampler) -> None:
         vocab_size = target.spec.vocab_size
         self.engine, self.draft_engine = target, draft
-        self.target = slot_of(target, 0, load=load)
-        self.draft = slot_of(draft, int(draft is target), vocab_size, max_rows=1, load=load)
+        self.target = slot_of(target, load=load)
+        self.draft = slot_of(draft, vocab_size, max_rows=1, load=load)
 
     def begin_target(self, settings: Settings, prompt: Sequence[int]) -> Target:
         self.target.begin(prompt, 2 if settings.reproducible else 1)

@@ -40,7 +40,7 @@ def test_numbers_have_ranges(name: str, good: list[float], bad: list[Any]) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "typical"}, "rule: got 'typical', expected one of match, token, block"),
+        ({"rule": "typical"}, "rule: got 'typical', expected one of match, block"),
         ({"draft": "self"}, "draft: got 'self', expected one of auto, ngram, model, none"),
         ({"temprature": 1}, "temprature: not an option of a generation; expected some of add_generation_prompt, "),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: got 9, expected at most max_new_tokens (8)"),

@@ -28,6 +28,7 @@ from tests.runtime.fakes import (
     Run,
     Script,
     Table,
+    cache_of,
     continuation,
     engine_of,
     figures,
@@ -100,7 +101,7 @@ def test_the_figures_of_a_whole_generation(
 def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[int]) -> None:
     """201 tokens. One pass for each drafted token: catching up costs none of its own."""
     engine = engine_of(hashed(3))
-    target, draft = open_target(engine, 0), open_draft(engine, 1)
+    target, draft = open_target(engine), open_draft(engine)
     done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(k, 201))
     assert done.token_ids == continuation(hashed(3), 201)[len(PROMPT) :]
     assert done.stats.acceptance_histogram == histogram
@@ -121,7 +122,7 @@ def test_rounds_without_drafting_do_not_harm_later_drafts(k: int, every: int) ->
             self.calls += 1
             return super().propose(committed, k) if self.calls % every == 0 else []
 
-    done = run(open_target(engine, 0), Sometimes(open_draft(engine, 1), VOCAB_SIZE), limits_of(k, 210))
+    done = run(open_target(engine), Sometimes(open_draft(engine), VOCAB_SIZE), limits_of(k, 210))
     assert done.token_ids == continuation(hashed(4), 210)[len(PROMPT) :]
     assert done.stats.drafted > 40
     assert done.stats.draft_acceptance_rate == 1.0
@@ -201,10 +202,10 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(draw(st.integers(0, 999)), draw(st.integers(0, 3)), spec, prompt, limits, kind, draft_spec)
 
 
-def check_caches(tokens: list[int], model: KVCachedModel, engine: Engine, is_target: bool) -> None:
+def check_caches(tokens: list[int], model: KVCachedModel, is_target: bool) -> None:
     """The cache holds the committed tokens but the newest (a draft's: at most those); what is stale gets poisoned."""
     assert model.kv_len == len(tokens) - 1 if is_target else model.kv_len <= len(tokens) - 1
-    cache = engine.cache(0)
+    cache = cache_of(model)
     assert cache[: model.kv_len].tolist() == tokens[: model.kv_len]
     cache[model.kv_len :] = POISON
 
@@ -234,8 +235,8 @@ def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -
         drafter = NGramDrafter() if case.kind == "ngram" else None
 
     def between(tokens: list[int]) -> None:
-        check_caches(tokens, target.model, engine, True)
-        check_caches(tokens, draft.model, draft_engine, False)
+        check_caches(tokens, target.model, True)
+        check_caches(tokens, draft.model, False)
 
     done = run(target, drafter, case.limits, case.prompt, between)
     assert (done.token_ids, done.stats.finish_reason) == plain(case.table, case.prompt, case.limits)
@@ -273,7 +274,7 @@ def test_a_drafter_that_raises_leaves_a_cache_that_can_be_used_again(num_rounds:
 def test_a_generator_that_is_closed_leaves_caches_that_can_be_used_again() -> None:
     tokens = continuation(hashed(17), 30)
     engine = engine_of(hashed(17))
-    target, draft = open_target(engine, 0), open_draft(engine, 1)
+    target, draft = open_target(engine), open_draft(engine)
     rounds = generate_tokens(list(PROMPT), target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30), Stats())
     assert [next(rounds), next(rounds)] == [tokens[5:6], tokens[6:11]]
     rounds.close()  # type: ignore[attr-defined]

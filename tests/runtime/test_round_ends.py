@@ -12,6 +12,7 @@ from tests.runtime.fakes import (
     PROMPT,
     VOCAB_SIZE,
     Script,
+    cache_of,
     continuation,
     engine_of,
     figures,
@@ -156,7 +157,7 @@ def test_eos_cuts_at_its_place(place: int, expected: tuple[int, int, int, int, l
     tokens = continuation(next_token, 40)
     new = tokens[len(PROMPT) :]
     engine = engine_of(next_token)
-    target, draft = open_target(engine, 0), open_draft(engine, 1)
+    target, draft = open_target(engine), open_draft(engine)
     done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 40, eos=[new[place], new[place + 2], 1]))
     assert done.token_ids == new[: place + 1]
     assert done.stats.finish_reason == "stop"
@@ -165,7 +166,7 @@ def test_eos_cuts_at_its_place(place: int, expected: tuple[int, int, int, int, l
     num_committed = len(PROMPT) + place + 1
     assert target.model.kv_len == num_committed - 1
     assert draft.model.kv_len <= num_committed - 1
-    assert engine.cache(0)[: target.model.kv_len].tolist() == tokens[: num_committed - 1]
+    assert cache_of(target.model)[: target.model.kv_len].tolist() == tokens[: num_committed - 1]
 
 
 @pytest.mark.parametrize("wrong", range(5))

@@ -18,7 +18,7 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotPool
 from tests.runtime.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
-from tests.runtime.fakes import POISON, Engine, hashed, slot_of
+from tests.runtime.fakes import POISON, Engine, cache_of, hashed, slot_of
 from tests.runtime.plain import decode
 
 LONG = [(7 * i) % 60 for i in range(24)]
@@ -166,7 +166,7 @@ def test_a_reproducible_prompt_reuses_only_what_came_from_wide_passes(
             wide.rollback(wide.reusable(given_ids, number))
             slot.begin(given_ids, number)
         assert model.kv_len == len(wide.tokens)
-        assert engine.cache(0)[: model.kv_len].tolist() == wide.tokens
+        assert cache_of(model)[: model.kv_len].tolist() == wide.tokens
         for asked, least in product((prompt, wide.tokens, [*wide.tokens, 1]), (1, 2)):
             assert model.reusable(asked, least) == wide.reusable(asked, least)
 
@@ -212,8 +212,8 @@ def test_poison_in_stale_slots_changes_nothing(open_bundle: Open, models: Backen
         stream = runtime.stream(LONG[:length], max_new_tokens=20, **way)
         for _ in stream:
             parts = [part.model for part in (taken[-1].target, taken[-1].draft) if part is not None]
-            for model, engine in zip(parts, models.engines.values(), strict=False):
-                engine.cache(0)[model.kv_len :] = POISON
+            for model in parts:
+                cache_of(model)[model.kv_len :] = POISON
         assert shown(stream.result) == expected[length]
     assert len(taken) == 4 and all(slot is taken[0] for slot in taken)
     assert (taken[0].draft is None) == (way.get("draft") in ("ngram", "none"))

@@ -14,7 +14,8 @@ from hypothesis import given, reject
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from specrt.engines import load as backends
+from specrt.engines import backends
+from specrt.engines.interface import CPU
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.settings import Settings
@@ -33,7 +34,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
     backend, folder = Backend(TABLE, DRAFT, K), tmp_path_factory.mktemp("stream")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRT_CACHE", str(folder / "cache"))
-        patch.setitem(backends._LOADERS, "fake", backend)
+        patch.setitem(backends.BACKENDS, "fake", {CPU: backend.open})
         with load(write_bundle(folder / "bundle", "model", [EOS], backend=backend)) as opened:
             yield opened
 

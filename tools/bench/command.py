@@ -13,6 +13,7 @@ from specrt.engines.manifest import Manifest
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.files import write_text_file
 from specrt.tools.bench.bench import run_bench
+from specrt.tools.bench.genai_model import genai_model
 from specrt.tools.bench.llama_worker import check_llama_cpp
 from specrt.tools.bench.methods import Method, choose_methods, needed_bytes, processes
 from specrt.tools.bench.records import Bench, Settings
@@ -56,6 +57,8 @@ def run_command(
     sources = {role: name for role, name in given.items() if name is not None}
     if any(method.library == "llama.cpp" for method in methods):
         check_llama_cpp(manifest, sources)
+    if any(method.library == "genai" for method in methods):  # before the clock of --budget-minutes runs
+        genai_model(bundle, manifest, sources, lambda line: click.echo(line, err=True))
     prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
     if minutes < 0:

@@ -45,14 +45,16 @@ class Settings:
 class Passes:
     """Bare passes after ``PAST`` cached tokens, in ms: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
 
-    ``bound_ms`` is the time to read the target's weights from memory. ``break_even_by_k`` is the acceptance at which
-    K breaks even; None where even full acceptance would not.
+    ``bound_ms`` is the time to read the target's weights from memory. It is None where a pass takes less, because the
+    machine was busy when the bandwidth was measured, and for weights that may stay in the processor's caches, whose
+    bandwidth is not measured. ``break_even_by_k`` is the acceptance at which K breaks even; None where even full
+    acceptance would not.
     """
 
     target_ms: tuple[float, ...]
     draft_ms: float
-    bandwidth_bytes_per_s: float
-    bound_ms: float
+    bandwidth_bytes_per_s: float | None
+    bound_ms: float | None
     break_even_by_k: dict[int, float | None]
 
 

@@ -179,12 +179,17 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     import torch
     from transformers import GenerationConfig
 
+    model = load_entry(entry, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], source)[1]
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    return model
+
+
+def load_entry(entry: ModelEntry, dtype: Any, source: str | None) -> tuple[Any, Any]:
+    """(where the torch model of ``entry`` comes from, the model in ``dtype``); ``source`` replaces what is recorded."""
     from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
     from specrt.exporter.sources.merging import load_adapted
 
     adapter = entry.adapter
     choice = AdapterChoice(ignore=True) if adapter is None else AdapterChoice(adapter.source, adapter.revision)
     found = find_adapted(source or entry.source, entry.revision if source is None else None, choice=choice)
-    model = load_adapted(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
-    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    return model
+    return found, load_adapted(found, dtype).model

@@ -14,7 +14,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.bench.journal import Journal
 from specrt.tools.bench.methods import Answer, Method, WorkerPool
 from specrt.tools.bench.records import PAST, Passes, Settings
-from specrt.tools.machine import read_bandwidth
+from specrt.tools.machine import memory_bound
 from specrt.tools.plan.roofline import Rounds
 from specrt.tools.prompting.prompts import Prompt
 from specrt.tools.terminal.progress import Advance
@@ -132,15 +132,13 @@ class Work:
             return
         self.advance("timing passes and memory")
         times = pool.time_passes(ours[0], PAST)
-        entry = manifest_from_bundle(self.bundle).target
-        bandwidth = read_bandwidth(self.settings.threads)
         target_ms, draft_ms = times["target_ms"], times["draft_ms"]
+        num_bytes = manifest_from_bundle(self.bundle).target.bytes_per_pass
         rounds = Rounds(target_ms[0], tuple(k * draft_ms + ms for k, ms in enumerate(target_ms)))
         self.passes = Passes(
             tuple(target_ms),
             draft_ms,
-            bandwidth,
-            entry.bytes_per_pass / bandwidth * 1e3,
+            *memory_bound(num_bytes, min(target_ms), self.settings.threads),
             {k: rounds.break_even(k) for k in range(1, len(target_ms))},
         )
 

@@ -11,7 +11,7 @@ from specrt.tools.prompting.options import MAX_THREADS
 from specrt.tools.terminal.outputs import OUTPUT_FILE as OUTPUT
 
 FILE = click.Path(path_type=Path)
-BASELINES = "Some of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, plain."
+BASELINES = "Some of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, genai, plain."
 
 
 @click.command()

@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
-from specrt.engines.interface import Binding
-from specrt.engines.load import DEVICES
+from specrt.engines.interface import DEVICES, Binding
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of

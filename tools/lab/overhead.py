@@ -63,7 +63,7 @@ def loop_cost_us(drafter: Drafter) -> float:
     engine, sampler, clock = FakeEngine(spec, next_token), FakeSampler(spec), _Timed()
     clock.wrap(engine)
     clock.wrap(sampler)
-    model, stats = KVCachedModel(engine, 0, spec), Stats()
+    model, stats = KVCachedModel(engine, spec), Stats()
     samplers = SlotSamplers(SamplerEngines(lambda name: sampler), model.binding)
     target = Target(model, Verifier(samplers, Settings(), 3))
     limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.errors import UsageError
-from specrt.engines.load import DEVICES
+from specrt.engines.interface import DEVICES
 from specrt.engines.manifest import TokenizerEntry
 from specrt.runtime.options import DRAFTS, RULES, Options
 from specrt.runtime.settings import Settings

@@ -1,4 +1,4 @@
-"""``token`` and ``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
+"""``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
 
 A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact
 distribution of the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test,
@@ -108,7 +108,6 @@ class Experiment:
 ROUNDS, WIDE = Experiment(3, 4), Experiment(8, 2)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("experiment", "changes", "num_runs"),
     [
@@ -119,9 +118,9 @@ ROUNDS, WIDE = Experiment(3, 4), Experiment(8, 2)
     ids=["two rounds", "eight ids", "processed"],
 )
 def test_the_first_tokens_have_the_target_s_distribution(
-    rule: str, experiment: Experiment, changes: dict[str, Any], num_runs: int
+    experiment: Experiment, changes: dict[str, Any], num_runs: int
 ) -> None:
-    assert experiment.excess(replace(SETTINGS, rule=rule, **changes), num_runs) < NORMAL_QUANTILE
+    assert experiment.excess(replace(SETTINGS, **changes), num_runs) < NORMAL_QUANTILE
 
 
 class Mixed(ModelDrafter):
@@ -134,9 +133,8 @@ class Mixed(ModelDrafter):
         return super().propose(committed, k) if self.is_sampled else [1, 0, 1][:k]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 2000, drafter=Mixed) < NORMAL_QUANTILE
+def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution() -> None:
+    assert ROUNDS.excess(SETTINGS, 2000, drafter=Mixed) < NORMAL_QUANTILE
 
 
 # --- what must fail ------------------------------------------------------------------------------------------------
@@ -175,9 +173,8 @@ class Stuck(WrongProbs):
         self.probs[step] = self.probs[0]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", [AnotherTemperature, OneStepLate, Stuck])
-def test_wrong_draft_probabilities_are_noticed(rule: str, kind: type[WrongProbs]) -> None:
+def test_wrong_draft_probabilities_are_noticed(kind: type[WrongProbs]) -> None:
     def make_draft(pair: Pair, settings: Settings) -> Draft:
         draft = pair.begin_draft(settings, PROMPT)
         wrong = kind(draft.model, draft._verifier)
@@ -186,7 +183,7 @@ def test_wrong_draft_probabilities_are_noticed(rule: str, kind: type[WrongProbs]
         wrong.probs = rule_sampler.host[DRAFT_PROBS]
         return wrong
 
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, make_draft) > NORMAL_QUANTILE
+    assert ROUNDS.excess(SETTINGS, 500, make_draft) > NORMAL_QUANTILE
 
 
 class Dropping(ModelDrafter):
@@ -206,14 +203,12 @@ class Pretending(Mixed):
         return drafted
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_lookup_judged_as_if_it_were_sampled_is_noticed(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 1000, drafter=Pretending) > NORMAL_QUANTILE
+def test_a_lookup_judged_as_if_it_were_sampled_is_noticed() -> None:
+    assert ROUNDS.excess(SETTINGS, 1000, drafter=Pretending) > NORMAL_QUANTILE
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_dropping_drawn_ids_is_noticed(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, drafter=Dropping) > NORMAL_QUANTILE
+def test_dropping_drawn_ids_is_noticed() -> None:
+    assert ROUNDS.excess(SETTINGS, 500, drafter=Dropping) > NORMAL_QUANTILE
 
 
 def test_numbers_that_come_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,4 +228,4 @@ def test_the_same_numbers_for_draft_and_decision_are_noticed(monkeypatch: pytest
         return right(self, 1, num_committed, count)[:, [2, 2, 2]]
 
     monkeypatch.setattr(Uniforms, "of_round", one_stream)
-    assert ROUNDS.excess(replace(SETTINGS, rule="token"), 500) > NORMAL_QUANTILE
+    assert ROUNDS.excess(SETTINGS, 500) > NORMAL_QUANTILE

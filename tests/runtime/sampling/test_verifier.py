@@ -37,11 +37,10 @@ class Spy(FakeSampler):
         super().compute(host, width, rows)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_no_draw_and_no_decision_uses_a_number_twice(rule: str) -> None:
+def test_no_draw_and_no_decision_uses_a_number_twice() -> None:
     """K drafted ids are verified again after a rejection, with other numbers; draft and target share none."""
     Spy.used.clear()
-    done = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=Spy).run(replace(SETTINGS, rule=rule))
+    done = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=Spy).run(replace(SETTINGS, rule="block"))
     assert len(Spy.used) == 1 + done.stats.drafted + done.stats.drafted + done.stats.rounds
     assert len(set(Spy.used)) == len(Spy.used)
 
@@ -87,7 +86,7 @@ class FewSorted(FakeSampler):
         probs[larger] = numpy_samplers.filtered(logits[larger], temperature, 0, top_p, min_p)
 
 
-@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("rule", ["match", "block"])
 @pytest.mark.parametrize("penalties", [{}, {"presence_penalty": 0.5, "repetition_penalty": 2.0}], ids=["bare", "all"])
 def test_a_nucleus_larger_than_what_is_sorted_is_found(rule: str, penalties: dict[str, Any]) -> None:
     loaded: dict[str, list[FewSorted]] = {samplers.FILTER: [], samplers.FILTER_WIDE: [], samplers.NUCLEUS: []}
@@ -122,7 +121,7 @@ def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monke
         assert (samplers.FILTER in loaded) == has_first
 
 
-@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("rule", ["match", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_sampler_is_opened_in_a_round(rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not those that only rare rows need: loading and binding belong before the first token."""

@@ -64,7 +64,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return Worker(kind, [sys.executable, str(script), json.dumps({"kind": kind})])
 
     monkeypatch.setattr(methods_module, "_start", start)
-    monkeypatch.setattr("specrt.tools.bench.work.read_bandwidth", lambda threads: 1e9)
 
     def bench(bundle: Path, *kinds: str, **options: Any) -> Bench:
         honest = Method("plain", "specrt", "bundle")
