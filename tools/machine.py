@@ -128,7 +128,7 @@ def bounding_bandwidth(
 ) -> tuple[float, bool]:
     """(the memory's bandwidth in bytes per second, whether it bounds passes that read ``shown_bytes_per_s``).
 
-    What else runs can only lower a measurement. One that passes beat is repeated; the largest is returned.
+    Other load can only lower a measurement. One that passes exceed is repeated; the largest is returned.
     """
     found = 0.0
     for _ in range(BANDWIDTH_TRIES):

@@ -107,7 +107,7 @@ def fitting(
 def _cuts(work: Work, num_prompts: int, num_repeats: int) -> list[str]:
     """What the time budget cut: shorter answers, missing prompts, missing repeats."""
     settings, asked = work.settings, len(work.prompts)
-    more = "; use more --budget-minutes, or 0 for no limit"
+    more = "; more --budget-minutes, or 0 for no limit, would include them"
     cuts = []
     if work.max_new_tokens < settings.max_new_tokens:
         cuts.append(

@@ -30,7 +30,7 @@ HINT = "set SPECRT_CACHE to another disk, or leave genai out"
 
 
 def check_genai(manifest: Manifest) -> str:
-    """The builder's precision for the bundle's target. Raises ``UsageError`` where it has none, and without package."""
+    """The builder's precision for the bundle's target. Raises ``UsageError`` without one, or without the package."""
     if importlib.util.find_spec("onnxruntime_genai") is None:
         raise UsageError(f"genai: the package {PACKAGE} is not installed; {INSTALL}, or leave genai out")
     _check_onnxruntime()
@@ -63,7 +63,7 @@ def _check_onnxruntime() -> None:
 def genai_model(
     bundle: Path, manifest: Manifest, sources: Mapping[str, str], report: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """The model folder for the bundle's target, built if it is not in the cache; ``report`` gets a line before that.
+    """The model folder for the bundle's target, built if it is not in the cache; ``report`` gets a line before a build.
 
     Raises ``UsageError`` where GenAI cannot run the target, ``SpecrtError`` where its builder fails.
     """
@@ -71,7 +71,7 @@ def genai_model(
     place = cache_dir() / "genai" / _key(manifest.target, sources, precision)
     if (place / "genai_config.json").is_file():
         return place
-    report(f"genai: building its {precision} model from the target, once; it is kept in {place}")
+    report(f"genai: building its {precision} model from the target, once; it is stored in {place}")
     with new_folder(place, hint=HINT) as folder:
         torch, scratch = folder / "torch", folder / "scratch"
         source = [sources["target"]] if "target" in sources else []
@@ -85,7 +85,7 @@ def genai_model(
 
 
 def _key(target: ModelEntry, sources: Mapping[str, str], precision: str) -> str:
-    """Names the weights, the precision and the builder's version."""
+    """A name that depends on the weights, the precision and the builder's version."""
     adapter = "" if target.adapter is None else target.adapter.sha256
     parts = [target.fingerprint, adapter, sources.get("target", ""), precision, importlib.metadata.version(PACKAGE)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -100,7 +100,7 @@ def _run(failure: str, module_and_arguments: Sequence[str]) -> None:
 
 
 def save_target(bundle: Path, folder: Path, source: str | None) -> None:
-    """Write the target in fp32 and its tokenizer as transformers would read them again."""
+    """Write the target in fp32 and its tokenizer in transformers' format."""
     import torch
 
     found, model = load_entry(manifest_from_bundle(bundle).target, torch.float32, source)

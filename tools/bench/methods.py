@@ -44,7 +44,7 @@ class Method:
     """A way to generate. ``eager`` is transformers' ``generate`` with its defaults: not compiled, with sdpa.
 
     ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights; ``genai`` is ONNX Runtime
-    GenAI on a model that its own builder makes from the target.
+    GenAI with a model that its own builder makes from the target.
     """
 
     name: str

@@ -185,7 +185,7 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
 
 
 def load_entry(entry: ModelEntry, dtype: Any, source: str | None) -> tuple[Any, Any]:
-    """(where the torch model of ``entry`` comes from, the model in ``dtype``); ``source`` replaces what is recorded."""
+    """(the source of the torch model of ``entry``, the model in ``dtype``); ``source`` replaces the recorded one."""
     from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
     from specrt.exporter.sources.merging import load_adapted
 

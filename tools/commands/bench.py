@@ -19,7 +19,9 @@ BASELINES = "Some of eager, eager-bf16, eager-compiled, assisted, assisted-bf16,
 @click.option("--baseline", default="eager,plain", show_default=True, help=BASELINES)
 @click.option("--categories", help="Comma-separated categories of the built-in prompts.  [default: all]")
 @click.option("--prompts", "file", type=FILE, help="Your prompts: one per line, or JSON lines.  [default: built-in]")
-@click.option("--prompts-per-category", type=click.IntRange(1), help="The most of each.  [default: all; --quick: 1]")
+@click.option(
+    "--prompts-per-category", type=click.IntRange(1), help="The most of a category.  [default: all; --quick: 1]"
+)
 @click.option("--num-speculative-tokens", "-k", "k", type=int, help="K of methods that draft.  [default: the bundle's]")
 @click.option(
     "--max-new-tokens",

@@ -22,7 +22,7 @@ import click
 )
 @click.option("--force", is_flag=True, help="Replace existing engines.")
 def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
-    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
+    """Build the engines of BUNDLE without torch, on the GPU that runs them, or with tensorrt-rtx on any machine."""
     from specrt.engines.trt.build import build as run
     from specrt.tools.terminal.progress import shown_progress
 

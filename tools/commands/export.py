@@ -51,9 +51,10 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 def export(**options: Any) -> None:
     """Export TARGET (and a draft for it) into a bundle.
 
-    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
-    text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
-    target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
+    TARGET and DRAFT are a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, a local Hugging Face folder or a .gguf
+    file. '--draft ngram' looks drafts up in the text so far and needs no model; '--draft self' is the target itself on
+    a second KV slot, '--draft self:int8' the target with its weights in 8 bits, '--draft skip:N' N of its layers with
+    the same weights.
     """
     from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 

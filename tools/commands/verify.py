@@ -20,8 +20,10 @@ from specrt.tools.terminal.outputs import OutputFile
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
 @place_options
-@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each compared text.")
-@click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="For each compared text.")
+@click.option(
+    "--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="For the chi-square test."
+)
 @click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
 @click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
 @click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")

@@ -52,7 +52,7 @@ def main(
     memory = {
         name: memory_bound(manifest_from_bundle(Path(name)).target.bytes_per_pass, min(times.values()), threads)
         for name, times in result.items()
-        if places == {CPU}  # the host's bandwidth says nothing of a GPU
+        if places == {CPU}  # the host's bandwidth does not apply to a GPU
     }
     if as_json:
         bounds = {name: {"bandwidth_bytes_per_s": bandwidth, "ms": ms} for name, (bandwidth, ms) in memory.items()}

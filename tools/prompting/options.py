@@ -23,19 +23,19 @@ MAX_THREADS = 1024
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _GENERATION = (
-    click.option("--max-new-tokens", default=256, show_default=True, help="Maximum number of new tokens."),
-    click.option("--min-new-tokens", default=0, help="Minimum number of new tokens.  [default: 0]"),
+    click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens."),
+    click.option("--min-new-tokens", default=0, help="Nothing ends the text before.  [default: 0]"),
     click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding.  [default: the bundle's]"),
     click.option("--draft", type=click.Choice(DRAFTS), help="[default: the bundle's own]"),
     click.option("--rule", type=click.Choice(RULES), help="[default: block where the draft samples, else match]"),
     click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
     click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 keeps all.  [default: 0]"),
-    click.option("--top-p", type=float, help="Keep the most likely tokens up to this probability.  [default: 1]"),
-    click.option("--min-p", type=float, help="Keep tokens from this share of the top probability on.  [default: 0]"),
-    click.option("--seed", type=int, help="Makes the text depend on this and the target alone, not on draft and K."),
-    click.option("--repetition-penalty", type=float, help="Divides the logits of tokens that occurred.  [default: 1]"),
-    click.option("--presence-penalty", type=float, help="Subtracted from generated tokens' logits.  [default: 0]"),
-    click.option("--frequency-penalty", type=float, help="The same, once per occurrence.  [default: 0]"),
+    click.option("--top-p", type=float, help="Keep the likeliest that reach this probability.  [default: 1]"),
+    click.option("--min-p", type=float, help="Keep this share of the likeliest one's probability.  [default: 0]"),
+    click.option("--seed", type=int, help="The text becomes a function of this and the target: with any draft and K."),
+    click.option("--repetition-penalty", type=float, help="Divides the logits of what occurred.  [default: 1]"),
+    click.option("--presence-penalty", type=float, help="Subtracted from what was generated.  [default: 0]"),
+    click.option("--frequency-penalty", type=float, help="The same, for each time it was.  [default: 0]"),
     click.option(
         "--stop",
         multiple=True,
@@ -43,10 +43,10 @@ _GENERATION = (
         callback=lambda context, option, texts: [unescaped(text) for text in texts],
         help="End before this text (escapes: \\n, \\t, \\\\, \\uXXXX). May be given several times.",
     ),
-    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, like EOS."),
+    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, as EOS."),
     click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens."),
-    click.option("--reproducible", is_flag=True, default=None, help="Bit-identical logits for every draft and K."),
-    click.option("--model-defaults", is_flag=True, help="Use the model's generation config for options not given."),
+    click.option("--reproducible", is_flag=True, default=None, help="The same bits of logits for every draft and K."),
+    click.option("--model-defaults", is_flag=True, help="Take what is not given from the model's generation config."),
     click.option(
         "--chat-template-kwargs",
         metavar="JSON",
@@ -60,7 +60,7 @@ _GENERATION = (
         callback=lambda context, option, file: None if file is None else _tools(file),
         help="A JSON file: a list of functions' schemas, for the chat template.",
     ),
-    click.option("--chat-template-name", metavar="NAME", help="The chat template to use if the model has several."),
+    click.option("--chat-template-name", metavar="NAME", help="The chat template, where the model has several."),
 )
 _PLACE = (
     click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
