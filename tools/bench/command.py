@@ -107,7 +107,7 @@ def chosen_prompts(file: Path | None, categories: str | None, per_category: int 
 def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -> None:
     """Check the output files before minutes of measuring. Raises ``UsageError``."""
     if resume and json_file is None:
-        raise UsageError("--resume: got no --json, expected the one of the interrupted bench; give it too")
+        raise UsageError("--resume: got no --json; give the same --json as for the interrupted bench")
     if html_file is not None:
         try:
             import matplotlib  # noqa: F401
