@@ -105,7 +105,7 @@ class Work:
         limits = {"max_new_tokens": self.max_new_tokens, "ignore_eos": settings.ignore_eos, **sampling}
         self._guarded(method, lambda: self.journal.add(key, pool.ask(method, self.ids[index], settings.k, **limits)))
 
-    def _warm_up(self, lineup: WorkerPool, method: Method) -> float:
+    def _warm_up(self, pool: WorkerPool, method: Method) -> float:
         """Seconds a token, of the second of two answers."""
         self.progress.step(f"{method.name}: warm-up")
         found: list[Answer] = []
@@ -131,7 +131,7 @@ class Work:
         if not ours:
             return
         self.progress.step("timing passes and memory")
-        times = lineup.time_passes(ours[0], PAST)
+        times = pool.time_passes(ours[0], PAST)
         target_ms, draft_ms = times["target_ms"], times["draft_ms"]
         num_bytes = manifest_from_bundle(self.bundle).target.bytes_per_pass
         rounds = Rounds(target_ms[0], tuple(k * draft_ms + ms for k, ms in enumerate(target_ms)))
