@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,14 @@ from tests.exports import Exports
 
 os.environ.setdefault("SPECRT_DEBUG", "1")  # a fault of ours shows its traceback, not one line
 
-settings.register_profile("specrt", deadline=None, max_examples=50, derandomize=os.environ.get("CI") == "true")
+settings.register_profile("specrt", deadline=None, max_examples=30, derandomize=os.environ.get("CI") == "true")
+settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("specrt")
+
+# A run in the background ignores these signals, and so would the commands that tests start and interrupt.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, default)
 
 
 def has_nvidia_gpu() -> bool:

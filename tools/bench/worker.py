@@ -27,7 +27,7 @@ _LIBRARIES: dict[str, Callable[[Settings], tuple[Json, Generate]]] = {
 
 
 def _read_lines(lines: queue.SimpleQueue[str]) -> None:
-    """Hand on the lines of standard input; its end ends the process, in the middle of a generation too."""
+    """Pass on the lines of standard input; when it is closed the process ends, even during a generation."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
@@ -40,7 +40,7 @@ def _failure(error: Exception) -> Json:
 
 
 def main() -> None:
-    """Load, say so, and answer line by line. Libraries that print get standard error instead of our standard output."""
+    """Load, report that, and answer line by line. Libraries that print get standard error instead of our output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; our input ends when it does
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -49,7 +49,7 @@ def main() -> None:
     try:
         settings = Settings(**json.loads(sys.argv[1]))
         reply, generate = _LIBRARIES[settings.library](settings)
-    except Exception as error:  # foreign libraries raise what they like; the parent shows one line
+    except Exception as error:  # libraries raise errors of any type; the parent shows one line
         replies.write(json.dumps(_failure(error)) + "\n")
         return
     while True:

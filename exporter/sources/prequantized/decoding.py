@@ -47,7 +47,7 @@ class DecodedCheckpoint:
         for module, found in self._quantized.items():
             if missing := [part for part in form.parts if part not in found]:
                 raise SourceError(
-                    f"{module}.{missing[0]} is missing next to {module}.{found[0]}: a {form.name} weight is made of "
+                    f"{module}.{missing[0]} is missing, got {module}.{found[0]}: a {form.name} weight is made of "
                     f"{', '.join(form.parts)}; download the model again, or export the one that it was made from"
                 )
         if not self._quantized:
