@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from specrt.engines.errors import ResourceError
+from specrt.engines.errors import ResourceError, one_line
 from specrt.engines.storage.files import EXHAUSTED, errno_of
 from specrt.tools.bench.genai_worker import serve_genai
 from specrt.tools.bench.llama_worker import serve_llama_cpp
@@ -34,9 +34,9 @@ def _read_lines(lines: queue.SimpleQueue[str]) -> None:
 
 
 def _failure(error: Exception) -> Json:
-    line = " ".join(str(error).split()) or type(error).__name__
+    line = one_line(error, limit=400)
     code = ResourceError.exit_code if errno_of(error) in EXHAUSTED else getattr(error, "exit_code", 1)
-    return {"error": line[:400], "exit_code": code}
+    return {"error": line, "exit_code": code}
 
 
 def main() -> None:
