@@ -17,39 +17,23 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-<<<<<<< HEAD
-def test_commands_and_code_of_the_readme(
-    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On models that stand for TARGET and DRAFT, in this process."""
-    (tmp_path / "TARGET").symlink_to(exports.model())
-    (tmp_path / "DRAFT").symlink_to(exports.model(num_hidden_layers=1))
-    monkeypatch.chdir(tmp_path)
-    commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
-    names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect", "serve"]
-    for command in commands[:-1]:
-=======
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a tiny model stands for the README's."""
-    root = tmp_path_factory.mktemp("readme")
-    save_tiny_model(root / MODEL)
-    return root
-
-
-def test_commands_and_code_of_the_readme(place: Path) -> None:
+def test_commands_and_code_of_the_readme(
+    exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder in which a tiny model stands for the README's, in this process."""
+    (tmp_path / MODEL).parent.mkdir()
+    (tmp_path / MODEL).symlink_to(exports.model())
+    monkeypatch.chdir(tmp_path)
     begins = {"": "specrt ", "console": "$ specrt "}
     lines = [(begins[kind], line) for kind, text in BLOCKS if kind in begins for line in text.splitlines()]
     commands = [line.removeprefix("$ ") for begin, line in lines if line.startswith(begin)]
     names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect"]
+    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect", "serve"]
     assert MODEL in commands[0]
-    for command in commands:
->>>>>>> h4
+    for command in commands[:-1]:
         arguments = shlex.split(command, comments=True)[1:]
         done = invoke(*arguments, stdin="Hello\n")
         assert done.exit_code == 0, f"{command}: {done.stderr}"

@@ -114,7 +114,6 @@ def test_a_builder_that_fails_is_one_line_and_leaves_nothing(
 @needs_package
 def test_its_ids_are_those_of_plain_decoding(tiny_bundle: Path, cache: Path) -> None:
     """fp32 both. The folder is built once, and holds nothing of the way it was built."""
-<<<<<<< HEAD
     manifest, progress = manifest_from_bundle(tiny_bundle), KeptProgress()
     folder = genai_model.genai_model(tiny_bundle, manifest, {}, progress)
     assert (
@@ -123,13 +122,6 @@ def test_its_ids_are_those_of_plain_decoding(tiny_bundle: Path, cache: Path) -> 
         and not {"torch", "scratch"} & {p.name for p in folder.iterdir()}
     )
     assert genai_model.genai_model(tiny_bundle, manifest, {}, progress) == folder and len(progress.notes) == 1
-=======
-    manifest = manifest_from_bundle(tiny_bundle)
-    lines: list[str] = []
-    folder = genai_model.genai_model(tiny_bundle, manifest, {}, lines.append)
-    assert len(lines) == 1 and folder.parent == cache and not {"torch", "scratch"} & {p.name for p in folder.iterdir()}
-    assert genai_model.genai_model(tiny_bundle, manifest, {}, lines.append) == folder and len(lines) == 1
->>>>>>> h4
     settings = Settings(4, 1, max_new_tokens=24, repeats=1)
     bench = run_bench(tiny_bundle, choose_methods("plain,genai", manifest), PROMPTS, settings, MACHINE)
     row = bench.scores[1]
