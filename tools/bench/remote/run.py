@@ -20,7 +20,7 @@ BATCHES_PER_CLIENT = 2  # prompts that a server gets in its turn, for each clien
 
 @dataclass
 class Measured:
-    """The answers of one server with so many clients, by run and prompt; the throughput of each turn in tokens/s."""
+    """Answers of one server with ``num_clients`` clients, by run and prompt; tokens/s of each turn."""
 
     name: str
     num_clients: int
