@@ -24,7 +24,7 @@ from specrt.tools.machine import (
 from tests.tools.bench.benches import MACHINE
 
 
-def test_a_machine_that_is_busy_before_is_told() -> None:
+def test_a_machine_that_is_busy_before_is_reported() -> None:
     assert len(notes(MACHINE, [1, 2], False)) == 1
     busy = Machine("a CPU", 2, 1, 55.0, "PASSIVE", {})
     assert "these times are unreliable" in notes(busy, [1], False)[1]

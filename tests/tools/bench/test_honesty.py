@@ -92,7 +92,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], KeptProgress]:
     return at
 
 
-def test_contenders_that_is_are_reported_as_liars(tiny_bundle: Path, fakes: Any) -> None:
+def test_other_ids_and_fewer_tokens_are_reported(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "liar", "short")
     plain, liar, short = bench.scores
     assert (plain.equal_prompts, liar.equal_prompts, short.equal_prompts) == (2, 0, 0)
@@ -103,7 +103,7 @@ def test_contenders_that_is_are_reported_as_liars(tiny_bundle: Path, fakes: Any)
     assert "short returned 8 tokens where others returned 16" in said
 
 
-def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_slower_than_plain_is_reported_as_slower(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "slow")
     assert bench.scores[1].ratio_to == {"plain": 0.25}
     said = next(line for line in remarks(bench) if line.startswith("slow "))
@@ -113,7 +113,7 @@ def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes:
     )
 
 
-def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "broken", "fainting")
     assert [row.method for row in bench.scores] == ["plain"]
     assert bench.failed["broken"] == "broken: no such model"
@@ -175,7 +175,7 @@ def test_a_journal_keeps_answers(tmp_path: Path) -> None:
     assert again.settled("max_new_tokens", 9) == 7
 
 
-def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
+def test_the_order_of_the_methods_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
     kept = KeptProgress()
     fakes(tiny_bundle, "other", repeats=4, progress=kept)
     order = [step.split(":")[0] for step in kept.steps if "repeat" in step]

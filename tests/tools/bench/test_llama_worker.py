@@ -38,7 +38,7 @@ def test_another_answer_to_the_same_question_is_no_whole() -> None:
         merged([1, 2, 3], [1, 9], [[0.1, 1], [0.2, 1]], 0.2)
 
 
-def test_a_missing_package_is_told_with_the_command_before_anything_runs(
+def test_a_missing_package_is_reported_with_the_command_before_anything_runs(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
@@ -117,6 +117,7 @@ def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bund
             worker.ask(prompt_ids=[1] * 600, max_new_tokens=4, draft="none", k=0, ignore_eos=False)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @needs_package
 def test_other_ids_are_reported_and_no_error(tiny_bundle: Path, smollm2: Path) -> None:

@@ -68,7 +68,7 @@ def test_two_tables_have_marks_of_their_own(stored: Path, tmp_path: Path) -> Non
     assert "old" in text and text.count("| ngram |") == 1
 
 
-def test_the_mean_of_the_kinds_is_told_where_the_bench_has_it(stored: Path) -> None:
+def test_the_mean_of_the_kinds_is_printed_where_the_bench_has_it(stored: Path) -> None:
     bench = json.loads(stored.read_text())
     bench["scores"][1] |= {
         "mean_of_categories": {"plain": [1.5, [1.2, 1.8]]},

@@ -73,7 +73,7 @@ def test_a_bench_is_printed(benched: Bench, capsys: pytest.CaptureFixture[str]) 
     assert "break-even" in capsys.readouterr().out
 
 
-def test_the_sample_is_of_the_contender_that_chooses_k(tiny_bundle: Path) -> None:
+def test_the_sample_is_of_the_method_that_chooses_k(tiny_bundle: Path) -> None:
     """Else of the last that drafted; of three answers that whose share of accepted tokens is in the middle."""
     manifest = manifest_from_bundle(tiny_bundle)
     codec = TextCodec.from_bundle(tiny_bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
