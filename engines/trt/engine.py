@@ -19,7 +19,7 @@ from specrt.engines.gpu.device import Device, open_device
 from specrt.engines.interface import SlotEngine
 from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
 from specrt.engines.trt.context import Pass, must
-from specrt.engines.trt.library import DTYPES, deserialize, load_library
+from specrt.engines.trt.library import DTYPES, check_capability, deserialize, load_library
 from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.profiles import PREFILL
 from specrt.engines.trt.record import (
@@ -50,6 +50,7 @@ class TrtBuild:
         self.record = record_from_bundle(bundle, backend)
         self.device: Device = open_device()
         capability = self.device.api.compute_capability
+        check_capability(backend, self.trt, capability)
         manifest = manifest_from_bundle(bundle)
         for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
             warnings.warn(line, stacklevel=2)
@@ -121,17 +122,18 @@ class TrtEngine(SlotEngine["TrtBinding"]):
             dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
-            found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device)
+            alias = None if is_input else engine.get_aliased_input_tensor(name) or None
+            found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device, alias)
         expected = {}
         for is_input, tensors in ((True, self.contract.inputs), (False, self.contract.outputs)):
             for tensor in tensors:
                 shape = tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape)
-                expected[tensor.name] = (is_input, tensor.dtype, shape, True)
+                expected[tensor.name] = (is_input, tensor.dtype, shape, True, tensor.alias)
         for name in sorted(found.keys() | expected.keys()):
             if found.get(name) != expected.get(name):
                 raise BundleError(
                     f"{self.name}: differs from the contract at {name}: got {found.get(name)}, expected "
-                    f"{expected.get(name)} (input, dtype, shape, on the GPU); {self.build.fix}"
+                    f"{expected.get(name)} (input, dtype, shape, on the GPU, alias); {self.build.fix}"
                 )
         if engine.num_optimization_profiles != len(self.entry.profiles):
             raise BundleError(
@@ -170,7 +172,7 @@ class TrtEngine(SlotEngine["TrtBinding"]):
         else:
             context = self._engine.create_execution_context(user_managed)
         must(context, f"{self.name}: opening a context", build.logger)
-        made = Pass(context, build.device, build.logger, self.name, captures)
+        made = Pass(context, build.device, build.logger, self.name, captures, is_kept)
         made.bind(profile, self._engine.device_memory_size_v2, addresses)
         return made
 

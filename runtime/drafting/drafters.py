@@ -79,8 +79,8 @@ class ModelDrafter:
         return drafted
 
     @property
-    def last_ms(self) -> float:
-        """What the last draft took. Where its ids come late, that is known after the verdict on them."""
+    def last_ms(self) -> float | None:
+        """What the last draft took in ms; None while that is not known: ids that come late are judged first."""
         return self._draft.model.binding.elapsed_ms()
 
     def rollback(self, num_committed: int) -> None:
