@@ -52,8 +52,8 @@ types: install  ## Check the types, strictly
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
-test-slow:  ## Run the tests that take minutes each, which 'make test' leaves out
-	@$(MAKE) --no-print-directory pytest ARGS="-m slow"
+test-slow:  ## Run what 'make test' leaves out: more models and sizes, and more random examples
+	@$(MAKE) --no-print-directory pytest ARGS="-m 'slow or hypothesis' --hypothesis-profile thorough"
 
 demo: install  ## Export SmolLM2-135M, generate, verify, and compare with transformers (about 4 minutes)
 	@$(BIN)/python -m specrt.tools.lab.demo

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from specrt.engines.backends import choose_backend, choose_device
 from specrt.engines.contract import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
 from specrt.engines.gpu.device import READ_BYTES, UPLOAD_BYTES, aligned
-from specrt.engines.load import CPU, choose_backend, choose_device
+from specrt.engines.interface import CPU
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.samplers import HOST_WRITTEN, MATCH, sampler_contract
 

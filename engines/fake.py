@@ -29,7 +29,7 @@ from specrt.engines.contract import (
     past_name,
     plan_buffers,
 )
-from specrt.engines.interface import Array, HostBinding, SlotEngine, allocate, check_shared
+from specrt.engines.interface import Array, HostBinding, allocate, check_shared
 
 # The next token after a prefix, or its logits [V] f32
 NextToken = Callable[[Sequence[int]], int | Array]
@@ -43,8 +43,8 @@ def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_widt
 
 
 class _Binding(HostBinding):
-    def __init__(self, owner: _Engine, slot: int, shared: Mapping[str, Array]) -> None:
-        self._owner, self._slot, self._is_open = owner, slot, True
+    def __init__(self, owner: _Engine, shared: Mapping[str, Array]) -> None:
+        self._owner, self.is_open = owner, True
         buffers: dict[str, Array] = {}
         for buffer in plan_buffers(owner.contract, frozenset(shared)):
             if buffer.owner == "shared":
@@ -54,24 +54,21 @@ class _Binding(HostBinding):
         self.host: Mapping[str, Array] = MappingProxyType(buffers)
 
     def run(self, width: int, rows: int) -> None:
-        if not self._is_open:
+        if not self.is_open:
             raise RuntimeError("this binding is closed")
         self._owner.compute(self.host, width, rows)
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.host = MappingProxyType({})
-            self._owner.close_slot(self._slot)
+        self.is_open = False
+        self.host = MappingProxyType({})
 
 
-class _Engine(SlotEngine[_Binding]):
+class _Engine:
     def __init__(self, contract: Contract) -> None:
-        super().__init__()
         self.contract = contract
 
-    def _bind_slot(self, slot: int, shared: Mapping[str, Array]) -> _Binding:
-        return _Binding(self, slot, shared)
+    def open(self, shared: Mapping[str, Array] | None = None) -> _Binding:
+        return _Binding(self, shared or {})
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         raise NotImplementedError
@@ -181,14 +178,11 @@ def _match_sampled(rows: Mapping[str, Array], host: Mapping[str, Array], drafted
     host[NUM_ACCEPTED][0] = numpy_samplers.match(rows[TOKENS], drafted)
 
 
-def _by_rule(rule: Callable[..., tuple[int, int]]) -> _Sampler:
-    def verify(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
-        uniforms = rows[samplers.UNIFORMS]
-        eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
-        verdict = rule(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
-        host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
-
-    return verify
+def _block(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
+    uniforms = rows[samplers.UNIFORMS]
+    eta, final = uniforms[:-1, samplers.ACCEPT], (uniforms[0, samplers.CHUNK], uniforms[0, samplers.WITHIN])
+    verdict = numpy_samplers.block(rows[samplers.PROBS], rows[samplers.DRAFT_PROBS][:-1], drafted, eta, final)
+    host[NUM_ACCEPTED][0], rows[TOKENS][:] = verdict
 
 
 def _logprobs(rows: Mapping[str, Array], host: Mapping[str, Array], drafted: Array, vocab_size: int) -> None:
@@ -208,7 +202,6 @@ _SAMPLERS: dict[str, _Sampler] = {
     samplers.FILTER_WIDE: _filter,
     samplers.NUCLEUS: _nucleus,
     samplers.MATCH_SAMPLED: _match_sampled,
-    samplers.TOKEN: _by_rule(numpy_samplers.token),
-    samplers.BLOCK: _by_rule(numpy_samplers.block),
+    samplers.BLOCK: _block,
     samplers.LOGPROBS: _logprobs,
 }

@@ -1,4 +1,4 @@
-"""The interface between the round and the backends: ``open(slot)`` gives a binding, ``run(width, rows)``, ``close()``.
+"""The interface between the round and the backends: a backend loads engines, an engine opens bindings, which run.
 
 Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A
 sampler is an engine too: it is opened on the memory of the model pass that it verifies.
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specrt.engines.contract import INPUT_IDS, POSITION_IDS, ROW_INDICES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH
+from specrt.engines.contract import INPUT_IDS, POSITION_IDS, ROW_INDICES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, Contract
 
 Array = npt.NDArray[Any]
+
+CPU, CUDA = "cpu", "cuda"
+DEVICES = (CPU, CUDA)
 
 
 class Memory(Protocol):
@@ -90,45 +93,36 @@ class Binding(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the slot back. Closing twice is allowed; running afterwards raises ``RuntimeError``."""
+        """Free its memory. Closing twice is allowed; running afterwards raises ``RuntimeError``."""
         ...
 
 
 class Engine(Protocol):
     """A loaded graph with its weights."""
 
-    def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> Binding:
-        """Allocate and bind the buffers of ``slot``; tensors named in ``shared`` use that memory instead of their own.
+    def open(self, shared: Mapping[str, Any] | None = None) -> Binding:
+        """Allocate and bind the buffers of a slot; tensors named in ``shared`` use that memory instead of their own.
 
-        ``shared`` may name other tensors too. Raises ``ValueError`` for a slot that is open already, or shared memory
-        that does not fit the contract.
+        ``shared`` may name other tensors too. Raises ``ValueError`` for shared memory that does not fit the contract.
         """
         ...
 
 
-AnyBinding = TypeVar("AnyBinding", bound=Binding)
+class Backend(Protocol):
+    """A library on a device, opened for one bundle.
 
+    Backends on one ``device`` share its memory, whatever their libraries: a binding may be opened on another's memory.
+    """
 
-class SlotEngine(Generic[AnyBinding]):
-    """The part of an engine that knows which of its slots are open. Engines give ``_bind_slot``."""
+    name: str
+    device: str
 
-    def __init__(self) -> None:
-        self.open_slots: set[int] = set()
+    def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
+        """Load one graph, by its file's path in the bundle; ``threads`` may differ from the backend's.
 
-    def open(self, slot: int, shared: Mapping[str, Any] | None = None) -> AnyBinding:
-        """See ``Engine.open``."""
-        if slot in self.open_slots:
-            raise ValueError(f"slot {slot} is open already")
-        binding = self._bind_slot(slot, shared or {})
-        self.open_slots.add(slot)
-        return binding
-
-    def close_slot(self, slot: int) -> None:
-        """Its binding was closed: ``slot`` may be opened again."""
-        self.open_slots.discard(slot)
-
-    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> AnyBinding:
-        raise NotImplementedError
+        Raises ``BundleError`` or ``BackendError`` where it cannot be loaded or is not that of ``contract``.
+        """
+        ...
 
 
 class HostBinding:

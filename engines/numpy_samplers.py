@@ -121,22 +121,10 @@ def _inverse_cdf(weights: Array, uniform: float) -> int:
     return int(passed.sum())
 
 
-def token(p: Array, q: Array, drafted: Array, eta: Array, final: tuple[float, float]) -> tuple[int, int]:
-    """Token-wise speculative sampling (arXiv 2211.17192 and 2302.01318): accepted n and the next token.
+def block(p: Array, q: Array, drafted: Array, eta: Array, final: tuple[float, float]) -> tuple[int, int]:
+    """Block verification (arXiv 2403.10444, algorithm 2): accepted n and the next token.
 
     ``p`` [K + 1, V], ``q`` [K, V]; ``eta`` [K] decides on the drafted ids, ``final`` draws the next one.
-    """
-    accepted = 0
-    for row, x in enumerate(drafted):
-        if not np.float32(eta[row]) * q[row, x] < p[row, x]:
-            break
-        accepted += 1
-    return accepted, _draw_residual(p, q, accepted, np.float32(1), final)
-
-
-def block(p: Array, q: Array, drafted: Array, eta: Array, final: tuple[float, float]) -> tuple[int, int]:
-    """Block verification (arXiv 2403.10444, algorithm 2): accepted n and the next token; arguments as for ``token``.
-
     The accepted length is the *largest* i with ``eta_i < h_i``: a failure at i does not end the search.
     """
     prefixes = block_prefixes(p, q, drafted)

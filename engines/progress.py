@@ -1,4 +1,7 @@
-"""How long work (an export, a build) reports what it is doing. The command line shows it; the default says nothing."""
+"""How long work (an export, a build, a bench) says what it is doing: one protocol, always the parameter ``progress``.
+
+The command line shows it (``specrt.tools.terminal.progress``); the default is ``SILENT``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """``step`` opens a step that counts to ``total`` (None: unknown), ``advance`` moves it, ``note`` is one line."""
+    """``step`` begins a step that counts to ``total`` (None: unknown), ``advance`` moves it, ``note`` is one line."""
 
     def step(self, name: str, total: int | None = None) -> None: ...
 
@@ -16,7 +19,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """The default."""
+    """Shows nothing."""
 
     def step(self, name: str, total: int | None = None) -> None:
         return
@@ -26,3 +29,6 @@ class Silent:
 
     def note(self, line: str) -> None:
         return
+
+
+SILENT = Silent()

@@ -2,7 +2,7 @@
 
 ::
 
-    logits -> penalties -> (processors on the host) -> softmax | filters -> match-sampled | token | block
+    logits -> penalties -> (processors on the host) -> softmax | filters -> match-sampled | block
        |                        |                                                 tokens, n
        +-> logprobs             +-> match (greedy)
 
@@ -140,7 +140,7 @@ def _match_sampled(spec: ModelSpec, vocab_size: int) -> Contract:
     return Contract((_rows(PROBS, vocab_size), *_FED, _UNIFORMS), _JUDGED, spec.limits)
 
 
-def _with_draft_probs(spec: ModelSpec, vocab_size: int) -> Contract:
+def _block(spec: ModelSpec, vocab_size: int) -> Contract:
     inputs = (_rows(PROBS, vocab_size), _rows(DRAFT_PROBS, vocab_size), *_FED, _UNIFORMS)
     return Contract(inputs, _JUDGED, spec.limits)
 
@@ -158,7 +158,7 @@ def _logprobs(spec: ModelSpec, vocab_size: int) -> Contract:
 
 MATCH, PENALTIES, SOFTMAX = "match", "penalties", "softmax"
 FILTER, FILTER_WIDE, NUCLEUS = "filter", "filter-wide", "nucleus"
-MATCH_SAMPLED, TOKEN, BLOCK, LOGPROBS = "match-sampled", "token", "block", "logprobs"
+MATCH_SAMPLED, BLOCK, LOGPROBS = "match-sampled", "block", "logprobs"
 
 _CONTRACTS: dict[str, Callable[[ModelSpec, int], Contract]] = {
     MATCH: _match,
@@ -168,8 +168,7 @@ _CONTRACTS: dict[str, Callable[[ModelSpec, int], Contract]] = {
     FILTER_WIDE: _filter,
     NUCLEUS: _nucleus,
     MATCH_SAMPLED: _match_sampled,
-    TOKEN: _with_draft_probs,
-    BLOCK: _with_draft_probs,
+    BLOCK: _block,
     LOGPROBS: _logprobs,
 }
 SAMPLER_NAMES = tuple(_CONTRACTS)

@@ -1,4 +1,4 @@
-"""Drafts cut out of a model: some of its layers (``--draft skip:N``), or a head of few rows (``--draft-vocab N``)."""
+"""Drafts that are part of a model: some layers (``--draft skip:N``), or some rows of the head (``--draft-vocab N``)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specrt.engines.interface import Array
 from specrt.exporter.parity.reference import mean_kl, whole_logits
 
 LAYER_INDEX = "layer_idx"  # what transformers calls it in the modules of a layer
-_NUM_RANKED = 32  # positions of the reference text that layers are ranked by
+_NUM_RANKED = 32  # positions of the reference text used to rank layers
 
 
 def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
-    """The ``num_kept`` layers without which, one at a time, the model's logits over ``ids`` [N] change most.
+    """The ``num_kept`` layers whose removal, one at a time, changes the model's logits over ``ids`` [N] most.
 
-    Raises ``UnsupportedModelError`` where the layers are not one list.
+    Raises ``UnsupportedModelError`` when the layers are not in one list.
     """
     layers = getattr(*place_of_layers(model))
     ids = ids[:_NUM_RANKED]
@@ -36,7 +36,7 @@ def choose_layers(model: Any, num_kept: int, ids: Array) -> tuple[int, ...]:
 
 
 def keep_layers(model: Any, kept: Sequence[int]) -> None:
-    """Take all other layers out of ``model``; those left are numbered again, in their order."""
+    """Remove all layers but ``kept`` from ``model`` and renumber the rest in order."""
     parent, name = place_of_layers(model)
     layers = getattr(parent, name)
     setattr(parent, name, torch.nn.ModuleList([layers[index] for index in kept]))
@@ -49,7 +49,7 @@ def keep_layers(model: Any, kept: Sequence[int]) -> None:
 
 @contextmanager
 def only_layers(model: Any, kept: Sequence[int]) -> Iterator[None]:
-    """Inside the block ``model`` has the ``kept`` layers only, and after it all of them again."""
+    """Inside the block ``model`` has only the ``kept`` layers; all are restored after it."""
     parent, name = place_of_layers(model)
     layers, config = getattr(parent, name), model.config.get_text_config()
     types = getattr(config, "layer_types", None)
@@ -65,7 +65,7 @@ def only_layers(model: Any, kept: Sequence[int]) -> Iterator[None]:
 
 
 def _number(layers: Iterable[torch.nn.Module]) -> None:
-    """Give every module that knows the index of its layer the index in ``layers``."""
+    """Set the layer index of every module that has one to its index in ``layers``."""
     for number, layer in enumerate(layers):
         for module in layer.modules():
             if hasattr(module, LAYER_INDEX):
@@ -73,13 +73,13 @@ def _number(layers: Iterable[torch.nn.Module]) -> None:
 
 
 def _pass_on(layer: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """What a layer puts out that does nothing: its input."""
+    """The output of a layer that does nothing, which is its input."""
     hidden = args[0] if args else kwargs["hidden_states"]
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 def place_of_layers(model: Any) -> tuple[Any, str]:
-    """The module that has the list of layers, and the list's name there. Raises ``UnsupportedModelError``."""
+    """The module that holds the list of layers, and the list's attribute name. Raises ``UnsupportedModelError``."""
     wanted = model.config.get_text_config().num_hidden_layers
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -91,9 +91,9 @@ def place_of_layers(model: Any) -> tuple[Any, str]:
 
 
 def restrict_head(model: Any, num_ids: int) -> None:
-    """Let ``model`` give logits of the ids below ``num_ids`` only; it may still be fed all of them.
+    """Restrict the logits of ``model`` to the ids below ``num_ids``. Its inputs may still be any id.
 
-    Byte-pair vocabularies are numbered in the order of their merges, so the first ids are the frequent ones.
+    Ids of byte-pair vocabularies follow the order of the merges, so low ids are the frequent tokens.
     """
     head = model.get_output_embeddings()
     bias = getattr(head, "bias", None)

@@ -1,4 +1,4 @@
-"""``specrt export``: a target and a draft go in, a bundle comes out. The order of the work is this file."""
+"""``specrt export``: from a target and a draft to a bundle, step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specrt.engines.manifest import (
     manifest_from_bundle,
 )
 from specrt.engines.processor import available_cores
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
@@ -52,10 +52,9 @@ from specrt.exporter.tracing.trace import torch_dtype, trace
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
 
-def export(options: ExportOptions, progress: Progress | None = None) -> Manifest:
+def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
     """Write the bundle of ``options``; return its manifest. Raises ``SpecrtError`` and leaves nothing half-written."""
-    progress = progress or Silent()
-    check_output(options.output, options.force, progress.note)
+    check_output(options.output, options.force, progress)
     progress.step("reading configs")
     choice = AdapterChoice(options.adapter, options.adapter_revision, options.no_adapter)
     found = find_adapted(options.target, options.revision, options.trust_remote_code, choice)
@@ -74,7 +73,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
     with new_bundle(options.output) as folder:
         progress.step("trying the tokenizer")
         tokenizer = write_tokenizer(
-            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress.note
+            target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress
         )
         samplers = _write_samplers(plans, folder)
         models = _export_models(plans, folder, samplers, progress)
@@ -92,7 +91,7 @@ def export(options: ExportOptions, progress: Progress | None = None) -> Manifest
             draft=DraftEntry(kind, models[1] if draft else None, shares_kv=options.shares_kv),
             generation_defaults=generation_defaults(target.source.generation_config()),
             tokenizer=tokenizer,
-            files=file_entries(folder, progress.advance),
+            files=file_entries(folder, progress),
         )
         write_manifest(folder, manifest)
         return manifest_from_bundle(folder)
@@ -125,7 +124,7 @@ def _write_samplers(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str,
 
 @dataclass(frozen=True)
 class _Written:
-    """A model in its place in the bundle, and what its graph must answer: ``expected`` [N, V] on ``ids`` [N]."""
+    """A model written to the bundle, and the logits its graph must reproduce: ``expected`` [N, V] for ``ids`` [N]."""
 
     plan: ModelPlan
     ids: Array
@@ -139,7 +138,7 @@ class _Written:
 def _export_models(
     plans: list[ModelPlan], folder: Path, samplers: dict[str, dict[str, str]], progress: Progress
 ) -> list[ModelEntry]:
-    """Models of the same weights are loaded once, and their memory is free again when the graphs are compared."""
+    """Load models of the same weights once, and free the weights before the graphs are compared."""
     entries = []
     for _, same in itertools.groupby(plans, lambda plan: (id(plan.source), plan.spec.dtype)):
         for written in _write_models(list(same), folder, progress):
@@ -156,16 +155,16 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
     graphs: list[ir.Model] = []
     for plan in plans:
         (folder / plan.role).mkdir()
-        if written and plan.spec == written[0].plan.spec:  # the same model, stored otherwise
+        if written and plan.spec == written[0].plan.spec:  # the same model in another quantization
             ids, expected = written[0].ids, written[0].expected
         else:
             ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
             plan = _cut(model, plan, ids, progress)
             progress.step(f"{plan.role}: reference logits")
-            expected = expected_logits(model, plan.spec, ids, progress.note)
+            expected = expected_logits(model, plan.spec, ids, progress)
             progress.step(f"{plan.role}: tracing")
             traced = optimize(_trace(model, plan), plan.spec)
-        graph = traced.clone()  # of the graph alone: tensors are shared
+        graph = traced.clone()  # copies only the graph: tensors are shared
         if plan.quantization != "none":
             store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
             store(graph, plan.quantization, plan.spec.vocab_size)
@@ -219,7 +218,7 @@ def _adapter_entry(source: Source) -> AdapterEntry | None:
 
 
 def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPlan:
-    """Take out of ``model`` what the plan leaves out: layers, and rows of its head."""
+    """Remove from ``model`` the layers, and the rows of its head, that the plan leaves out."""
     if plan.num_layers is not None:
         progress.step(f"{plan.role}: choosing layers")
         kept = choose_layers(model, plan.num_layers, ids)
@@ -232,7 +231,7 @@ def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPl
 
 
 def _write(model: ir.Model, plan: ModelPlan, graph: Path, progress: Progress) -> int:
-    """Write the graph and its weights; return the bytes of these, whosever file they are in."""
+    """Write the graph and its weights; return the bytes of the weights, including those in another graph's file."""
     step = f"{plan.role}: writing"
     if plan.num_layers is None:
         _save(model, graph, step, progress)
@@ -254,7 +253,7 @@ def _trace(model: Any, plan: ModelPlan) -> ir.Model:
 
 
 def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
-    """Write the graph, weights next to it in one file. Tensors become contiguous one at a time."""
+    """Write the graph, and its weights to one file next to it. Tensors are made contiguous one at a time."""
     tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
     progress.step(step, total=sum(tensor.nbytes for tensor in tensors))
     ir.save(
@@ -266,7 +265,7 @@ def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
 
 
 def release_weights(model: Any, graphs: Iterable[ir.Model]) -> None:
-    """Free the memory of all weights now: onnxscript's rules remember the last graph they matched, and so all of it."""
+    """Free the memory of all weights now. onnxscript's rules keep a reference to the last graph that they matched."""
     for parameter in model.parameters():
         parameter.data = parameter.new_empty(0)
     for graph in graphs:

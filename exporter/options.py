@@ -1,4 +1,4 @@
-"""What ``specrt export`` can be asked for."""
+"""The options of ``specrt export``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from specrt.exporter.quantization.blocks import QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# What each dialect's backends run, the default first, and why not the others.
+# The dtypes that each dialect's backends run, the default first, and why they do not run others.
 _DIALECT_DTYPES = {
     ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
     STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
 }
-# How weights can be stored for each dialect, with activations in which dtypes, and why not otherwise.
+# The quantizations of each dialect, the dtypes of activations that they work with, and why only these.
 _DIALECT_QUANTIZATIONS = {
     ONNXRUNTIME_DIALECT: (tuple(QUANTIZATIONS), ("fp32",), "its activations are fp32"),
     STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
@@ -28,11 +28,11 @@ DEFAULT_MAX_SEQ_LEN = 2048
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What ``specrt export`` was asked for.
+    """The options of one export, checked when they are made.
 
     ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
-    ``draft_vocab`` None lets the draft propose every id that it knows. ``adapter`` is merged into the target;
-    ``no_adapter`` leaves out one that a model's folder holds.
+    ``draft_vocab`` None lets the draft propose every id of its vocabulary. ``adapter`` is merged into the target;
+    ``no_adapter`` ignores an adapter in the model's folder.
     """
 
     target: str
@@ -74,7 +74,7 @@ class ExportOptions:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that can run the bundle; the one asked for comes first."""
+        """The backends that can run the bundle, the requested one first."""
         return (self.backend, *(b for b, d in DIALECTS.items() if d == self.dialect and b != self.backend))
 
     def dtype_of(self, role: str) -> str:
@@ -90,12 +90,12 @@ class ExportOptions:
 
     @property
     def is_draft_of_target(self) -> bool:
-        """Whether the draft is made of the target's own weights."""
+        """Whether the draft is made from the target's own weights."""
         return self.draft.partition(":")[0] in ("self", SKIP)
 
     @property
     def shares_kv(self) -> bool:
-        """Whether the draft can read the target's KV: the same layers, whatever their weights are rounded to."""
+        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization."""
         return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
 
     def _check_cut_draft(self) -> None:
@@ -143,7 +143,7 @@ class ExportOptions:
         self._check_stored_as("--draft-quantize", self.draft_quantize, self.draft_dtype or self.dtype)
 
     def _check_stored_as(self, option: str, quantize: str, dtype: str | None) -> None:
-        """Whether the dialect stores weights as ``quantize`` next to activations in ``dtype``."""
+        """Raise ``UsageError`` unless the dialect has weights stored as ``quantize`` with activations in ``dtype``."""
         known, dtypes, reason = _DIALECT_QUANTIZATIONS[self.dialect]
         if quantize not in ("none", *known):
             expected = ", ".join(("none", *known))

@@ -1,4 +1,4 @@
-"""Does a draft fit a target? The same id must be the same token; what else differs is noted, not refused."""
+"""Whether a draft fits a target. The same id must be the same token; other differences are only noted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIX = "pick a draft of the same family, or --draft ngram"
 
 
 def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raise ``PairError`` that names the first id which is not the same token in both.
+    """Raise ``PairError`` with the first id that is not the same token in both.
 
     A token that both add to their vocabulary must be special in both or in neither. How text is split (normalizer,
     pre-tokenizer, merges) is not compared, since the target's tokenizer encodes for both; nor are the widths of the

@@ -1,4 +1,4 @@
-"""Which models an export makes, derived from configs alone, and what that takes in bytes."""
+"""The models that an export writes, derived from configs alone, and the disk and memory that they need."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from specrt.exporter.tracing.observe import Observation, observe
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One model to export: where from, where to, and its derived spec.
+    """One model to export: its source, its role in the bundle and its derived spec.
 
-    ``num_layers`` is set for a draft of so many layers of the target, whose weights are the target's.
+    ``num_layers`` is set for a draft that is this number of the target's layers and uses their weights.
     """
 
     role: str
@@ -34,12 +34,12 @@ class ModelPlan:
 
     @property
     def graph(self) -> str:
-        """The graph's place in the bundle. One that shares the target's weights is next to them."""
+        """The graph's path in the bundle. A graph that uses the target's weights is in the same folder."""
         return f"{self.role}/model.onnx" if self.num_layers is None else "target/skip.onnx"
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the model while it is loaded; a bf16 one is compared in fp32."""
+        """Bytes of the loaded model. A bf16 model is compared in fp32."""
         item_bytes = 4 if self.spec.dtype == "bfloat16" else ITEM_BYTES[self.spec.dtype]
         return self.observation.num_parameters * item_bytes
 
@@ -48,13 +48,13 @@ class ModelPlan:
         if self.num_layers is not None:
             return 0
         if self.quantization == "none":
-            twin_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
-            return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + twin_bytes
+            fp32_copy_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
+            return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + fp32_copy_bytes
         rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
         return int(self.observation.num_parameters * rows[self.quantization].bytes_per_weight)
 
     def with_layers(self, kept: tuple[int, ...]) -> ModelPlan:
-        """The plan when it is known which layers are kept."""
+        """The plan once the kept layers are known."""
         layers = tuple(self.observation.kv_layers[index] for index in kept)
         return replace(self, spec=replace(self.spec, kv_layers=layers))
 
@@ -65,7 +65,9 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
     longest = observation.max_position_embeddings
     wanted = options.max_seq_len or DEFAULT_MAX_SEQ_LEN
     if role == "target" and options.max_seq_len and longest and options.max_seq_len > longest:
-        raise UsageError(f"--max-seq-len {options.max_seq_len}: {source.name} has a context of {longest}; ask for less")
+        raise UsageError(
+            f"--max-seq-len {options.max_seq_len}: expected at most {longest}, the context of {source.name}"
+        )
     max_seq_len = min(wanted, longest) if longest else wanted
     k = options.num_speculative_tokens
     spec = ModelSpec(
@@ -104,7 +106,7 @@ def check_experts(name: str, observation: Observation, dialect: str, quantizatio
 
 
 def reads_all_experts(observation: Observation, dialect: str) -> bool:
-    """Whether every pass reads and computes all experts of some layer, not only those that its tokens go through."""
+    """Whether every pass reads and computes all experts of some layer, not only those that its tokens are routed to."""
     is_sparse = dialect == ONNXRUNTIME_DIALECT and all(site.is_sparse for site in observation.experts)
     return bool(observation.experts) and not is_sparse
 
@@ -119,7 +121,7 @@ def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
 
 
 def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) -> None:
-    """Say what the export takes in bytes; refuse when the disk cannot hold it."""
+    """Report the disk and memory that the export needs. Raises ``ResourceError`` when the disk is too full."""
     weights = sum(plan.written_bytes for plan in plans)
     kv = sum(plan.spec.kv_bytes for plan in plans)
     disk = int(weights * 1.05) + (64 << 20)

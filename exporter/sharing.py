@@ -1,4 +1,4 @@
-"""Weights that two graphs have in common are in one file: a draft's graph points into the target's."""
+"""Weights that two graphs share are stored once: the draft's graph points into the target's weight file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-_SMALLEST_BYTES = 1024  # what is smaller stays in the graph's own file
+_SMALLEST_BYTES = 1024  # smaller tensors stay in the graph's own file
 
 
 def share_weights(model: ir.Model, other: Path) -> int:
-    """Let initializers of ``model`` point to equal ones in the weight file of the graph ``other``; return the bytes.
+    """Point initializers of ``model`` to equal ones in the weight file of the graph ``other``; return their bytes.
 
-    ``model`` must be saved in the same folder, since ONNX Runtime follows no path out of it.
+    ``model`` must be saved in the same folder, since ONNX Runtime refuses paths that leave it.
     """
     places = {}
     for value in ir.load(other).graph.initializers.values():

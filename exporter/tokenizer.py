@@ -1,4 +1,4 @@
-"""The tokenizer of a bundle: loaded, written, and tried with the runtime's own class before a weight is read."""
+"""The tokenizer of a bundle: load it, write it, and check it with the runtime's codec before any weight is read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from specrt.engines.errors import SourceError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import TokenizerEntry
+from specrt.engines.progress import Progress
 from specrt.runtime.text.codec import TextCodec
 
 _FILES = "tokenizer.json, tokenizer.model, vocab.json with merges.txt, or vocab.txt"
@@ -26,8 +27,8 @@ _FOLDER = "tokenizer"
 def load_tokenizer(name: str, location: str, options: dict[str, Any]) -> Any:
     """The transformers tokenizer of a model. Raises ``SourceError`` where its files are missing or have no fast form.
 
-    Without files transformers makes a tokenizer of the added tokens alone for some classes, which encodes
-    every text as nothing. What else transformers raises for what is in the files is left to the caller.
+    Without files, transformers builds a tokenizer of only the added tokens for some classes, which encodes every text
+    to no ids. Other errors that transformers raises are left to the caller.
     """
     folder = Path(location)
     is_whole = any((folder / file).is_file() for file in ("tokenizer.json", "merges.txt"))
@@ -53,20 +54,18 @@ def _missing(name: str, found: str) -> SourceError:
     return SourceError(f"{name}: its tokenizer is missing: found {found}, expected {_FILES}; download the whole model")
 
 
-def write_tokenizer(
-    name: str, tokenizer: Any, folder: Path, vocab_size: int, note: Callable[[str], None]
-) -> TokenizerEntry:
-    """Write ``tokenizer.json`` and the chat templates into the bundle ``folder``; try them as the runtime will.
+def write_tokenizer(name: str, tokenizer: Any, folder: Path, vocab_size: int, progress: Progress) -> TokenizerEntry:
+    """Write ``tokenizer.json`` and the chat templates to the bundle ``folder``; check them with the runtime's codec.
 
-    ``vocab_size`` is how many ids the model takes. Raises ``SourceError`` for a tokenizer that cannot serve the model,
-    ``UnsupportedModelError`` where the runtime's answer is not that of transformers.
+    ``vocab_size`` is the number of the model's ids. Raises ``SourceError`` for a tokenizer that does not fit the model,
+    ``UnsupportedModelError`` where the runtime's result differs from that of transformers.
     """
-    _check_ids(name, tokenizer, vocab_size, note)
+    _check_ids(name, tokenizer, vocab_size, progress)
     place = folder / _FOLDER
     (place / "chat_templates").mkdir(parents=True)
     tokenizer.backend_tokenizer.save(str(place / "tokenizer.json"))
     files = {}
-    for key, template in _templates(name, tokenizer, note).items():
+    for key, template in _templates(name, tokenizer, progress).items():
         file = "chat_template.jinja" if key == "default" else f"chat_templates/{key}.jinja"
         (place / file).write_text(template, encoding="utf-8", newline="")
         files[key] = f"{_FOLDER}/{file}"
@@ -83,19 +82,19 @@ def write_tokenizer(
     for file in entry.templates.values():
         alone = replace(entry, chat_template=file, named_chat_templates={})
         template = (folder / file).read_text(encoding="utf-8")
-        _try_template(name, tokenizer, TextCodec.from_bundle(folder, alone, vocab_size), template, note)
+        _try_template(name, tokenizer, TextCodec.from_bundle(folder, alone, vocab_size), template, progress)
     return entry
 
 
 def _cleans_up(tokenizer: Any) -> bool:
-    """Whether transformers removes spaces before punctuation from decoded text; with BPE only on a second request."""
+    """Whether transformers removes spaces before punctuation from decoded text; for BPE this takes a second setting."""
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     is_bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     return bool(tokenizer.clean_up_tokenization_spaces and (not is_bpe or getattr(tokenizer, forced, False)))
 
 
-def _check_ids(name: str, tokenizer: Any, vocab_size: int, note: Callable[[str], None]) -> None:
-    """Each token must have a row in the model's table; special ones that no text contains need none (``[PAD]``)."""
+def _check_ids(name: str, tokenizer: Any, vocab_size: int, progress: Progress) -> None:
+    """Check that each token has an embedding. Special tokens that no text contains, such as ``[PAD]``, need none."""
     ids: dict[str, int] = tokenizer.get_vocab()
     beyond = sorted((token_id, token) for token, token_id in ids.items() if token_id >= vocab_size)
     if beyond:
@@ -106,13 +105,15 @@ def _check_ids(name: str, tokenizer: Any, vocab_size: int, note: Callable[[str],
         )
         if not all(token_id in added and added[token_id].special for token_id, _ in beyond):
             raise SourceError(f"{what}; take the tokenizer that the model was trained with, or resize its embeddings")
-        note(f"{what}; all are special, and prompts that contain one are refused")
+        progress.note(f"{what}; all are special, and prompts that contain one are refused")
     if num_without_text := vocab_size - sum(token_id < vocab_size for token_id in set(ids.values())):
-        note(f"{num_without_text} of the model's {vocab_size} ids have no token and so no text; sampling may draw them")
+        progress.note(
+            f"{num_without_text} of the model's {vocab_size} ids have no token and so no text; sampling may draw them"
+        )
 
 
-def _templates(name: str, tokenizer: Any, note: Callable[[str], None]) -> dict[str, str]:
-    """The chat templates by name, without those that are no templates: transformers cannot use them either."""
+def _templates(name: str, tokenizer: Any, progress: Progress) -> dict[str, str]:
+    """The chat templates by name, except those that do not compile, which transformers cannot use either."""
     given = tokenizer.chat_template
     found: dict[str, str] = dict(given) if isinstance(given, dict) else {"default": given} if given else {}
     for key, template in list(found.items()):
@@ -121,19 +122,21 @@ def _templates(name: str, tokenizer: Any, note: Callable[[str], None]) -> dict[s
         try:
             tokenizer.apply_chat_template(_USER, chat_template=template, tokenize=False)
         except TemplateSyntaxError as error:
-            note(
+            progress.note(
                 f"chat template {key!r} cannot be compiled and is left out: {_line(error)}; prompts will be plain text"
             )
             del found[key]
-        except Exception:  # foreign code; it is tried below, in the runtime too
+        except Exception:  # third-party code; _try_template checks it
             continue
     if found and "default" not in found:
-        note(f"the model has no default chat template; --chat-template-name chooses of {', '.join(sorted(found))}")
+        progress.note(
+            f"the model has no default chat template; --chat-template-name selects one of {', '.join(sorted(found))}"
+        )
     return found
 
 
 def _try(name: str, tokenizer: Any, codec: TextCodec) -> None:
-    """Encode, decode and stream a text: each must be what transformers makes of it."""
+    """Encode, decode and stream a text; each result must equal that of transformers."""
     try:
         ids = codec.encode(_TEXT)
     except UsageError as error:
@@ -145,7 +148,7 @@ def _try(name: str, tokenizer: Any, codec: TextCodec) -> None:
     _compare(name, "streamed text is", "".join([*map(stream.push, ids), stream.flush()]), expected)
 
 
-def _try_template(name: str, tokenizer: Any, codec: TextCodec, template: str, note: Callable[[str], None]) -> None:
+def _try_template(name: str, tokenizer: Any, codec: TextCodec, template: str, progress: Progress) -> None:
     """Render and encode messages without and with a system message, which some templates refuse."""
     for messages, kind in ((_USER, "a user message"), (_SYSTEM, "a system message")):
         apply = partial(tokenizer.apply_chat_template, messages, chat_template=template, tokenize=False)
@@ -160,7 +163,7 @@ def _try_template(name: str, tokenizer: Any, codec: TextCodec, template: str, no
                 "please report this model"
             )
         if expected is None:
-            note(f"the chat template does not take {kind}: {reason}")
+            progress.note(f"the chat template does not take {kind}: {reason}")
             continue
         ids = tokenizer(expected, add_special_tokens=False)["input_ids"]
         try:
@@ -173,7 +176,7 @@ def _outcome(render: Callable[[], str]) -> tuple[str | None, str]:
     """(what is rendered, "") or (None, why not)."""
     try:
         return render(), ""
-    except Exception as error:  # a template is foreign code and may raise anything
+    except Exception as error:  # a template is third-party code and may raise anything
         return None, _line(error)
 
 

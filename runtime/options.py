@@ -1,20 +1,23 @@
-"""What a caller asks of a generation. None means: not asked for (``specrt.runtime.settings`` has the rules)."""
+"""The options of a generation, each defined once: the command line, the keyword arguments and servers derive from it.
+
+None means: not asked for (``specrt.runtime.settings`` has the rules of what is used then).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Any, TypedDict, get_args, get_type_hints
 
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
-from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE, TOKEN
+from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
+from specrt.runtime import checks
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
-from specrt.runtime.text.stops import checked_stops
 
-RULES = (MATCH, TOKEN, BLOCK)
+RULES = (MATCH, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
 
 # (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
@@ -25,6 +28,7 @@ class Options(TypedDict, total=False):
     """The keyword arguments of ``generate`` and ``stream``; see ``GenerationOptions``."""
 
     max_new_tokens: int
+    min_new_tokens: int
     num_speculative_tokens: int | None
     draft: str | None
     rule: str | None
@@ -36,21 +40,26 @@ class Options(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float]
-    banned_token_ids: Sequence[int]
-    logits_processors: Sequence[LogitsProcessor]
-    min_new_tokens: int
-    ignore_eos: bool
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
-    logprobs: int | None
+    visible_special_tokens: Sequence[str]
+    ignore_eos: bool
     reproducible: bool | None
     model_defaults: bool
+    logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    banned_token_ids: Sequence[int]
+    logits_processors: Sequence[LogitsProcessor]
     chat_template_kwargs: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
+    chat_template_name: str | None
     add_generation_prompt: bool | None
     continue_final_message: bool | str
-    chat_template_name: str | None
+
+
+def _option(default: Any, help: str, **row: Any) -> Any:
+    """A field of ``GenerationOptions`` with what ``Option`` has of it."""
+    return field(default=default, metadata={"help": help, **row})
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class GenerationOptions:
     * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
       ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
       (``specrt.runtime.drafting.adaptive``).
-    * ``rule``: ``match``, ``token`` or ``block``.
+    * ``rule``: ``match`` or ``block``.
     * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
     * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
       rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
@@ -72,124 +81,147 @@ class GenerationOptions:
       prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
     * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
+    * ``visible_special_tokens``: special tokens whose names are part of the text, such as the mark of a tool call.
     * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
     * ``model_defaults``: what is not given is taken from the model's own generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
       ``chat_template_name``: how messages become text (``specrt.runtime.text.messages.ChatOptions``).
     """
 
-    max_new_tokens: int = 256
-    num_speculative_tokens: int | None = None
-    draft: str | None = None
-    rule: str | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Mapping[int, float] | None = None
-    banned_token_ids: Sequence[int] = ()
-    logits_processors: Sequence[LogitsProcessor] = ()
-    min_new_tokens: int = 0
-    ignore_eos: bool = False
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    logprobs: int | None = None
-    reproducible: bool | None = None
-    model_defaults: bool = False
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    tools: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | str = False
-    chat_template_name: str | None = None
-
-    @property
-    def chat(self) -> ChatOptions:
-        """Those that a chat template gets. Raises ``UsageError`` for what does not fit."""
-        return ChatOptions(**{f.name: getattr(self, f.name) for f in fields(ChatOptions) if f.init})
+    max_new_tokens: int = _option(256, "The most new tokens.")
+    min_new_tokens: int = _option(0, "Nothing ends the text before.")
+    num_speculative_tokens: int | None = _option(None, "K; 0 is plain decoding.", otherwise="the bundle's")
+    draft: str | None = _option(None, "Where drafts come from.", otherwise="the bundle's own", choices=DRAFTS)
+    rule: str | None = _option(
+        None,
+        "How drafts are verified.",
+        otherwise="block where the draft samples, else match",
+        choices=RULES,
+    )
+    temperature: float | None = _option(None, "0 is greedy.", neutral=0.0, high=100)
+    top_k: int | None = _option(None, "Keep the k most likely tokens; 0 keeps all.", neutral=0, high=NUM_SORTED_WIDE)
+    top_p: float | None = _option(None, "Keep the likeliest that reach this probability.", neutral=1.0, high=1)
+    min_p: float | None = _option(None, "Keep this share of the likeliest one's probability.", neutral=0.0, high=1)
+    seed: int | None = _option(
+        None, "The text becomes a function of this and the target: with any draft and K.", high=MAX_SEED
+    )
+    repetition_penalty: float | None = _option(
+        None, "Divides the logits of what occurred.", neutral=1.0, check=checks.penalty_factor
+    )
+    presence_penalty: float | None = _option(
+        None, "Subtracted from what was generated.", neutral=0.0, low=-100, high=100
+    )
+    frequency_penalty: float | None = _option(None, "The same, for each time it was.", neutral=0.0, low=-100, high=100)
+    stop: str | Sequence[str] = _option((), "End before this text.", check=checks.stops)
+    stop_token_ids: Sequence[int] = _option((), "End with this token, as EOS.", check=checks.token_ids)
+    visible_special_tokens: Sequence[str] = _option(
+        (), "Special tokens whose names are part of the text.", check=checks.texts
+    )
+    ignore_eos: bool = _option(False, "Do not stop at the end-of-sequence tokens.")
+    reproducible: bool | None = _option(None, "The same bits of logits for every draft and K.")
+    model_defaults: bool = _option(False, "Take what is not given from the model's generation config.")
+    logprobs: int | None = _option(None, "Log-probabilities of tokens and N others.", high=MAX_TOP_LOGPROBS)
+    logit_bias: Mapping[int, float] | None = _option(None, "Added to the logits of a token.", check=checks.biases)
+    banned_token_ids: Sequence[int] = _option((), "Never generated.", check=checks.token_ids)
+    logits_processors: Sequence[LogitsProcessor] = _option((), "Change logits in Python.", check=checks.processors)
+    chat_template_kwargs: Mapping[str, Any] | None = _option(
+        None, "Variables of the chat template.", check=checks.of_template
+    )
+    tools: Sequence[Mapping[str, Any]] | None = _option(
+        None, "A list of functions' schemas, for the chat template.", check=checks.of_template
+    )
+    chat_template_name: str | None = _option(
+        None, "The chat template, where the model has several.", check=checks.of_template
+    )
+    add_generation_prompt: bool | None = _option(
+        None,
+        "End the prompt with the beginning of an answer.",
+        otherwise="unless a message is continued",
+        check=checks.of_template,
+    )
+    continue_final_message: bool | str = _option(
+        False, "Continue the last message, the assistant's.", check=checks.of_template
+    )
 
     def __post_init__(self) -> None:
-        for name, low, high, whole in _RANGES:
-            value = getattr(self, name)
-            if value is not None or name in ("max_new_tokens", "min_new_tokens"):
-                object.__setattr__(self, name, _checked_number(name, value, low, high, whole))
-        for name, choices in (("rule", RULES), ("draft", DRAFTS)):
-            if (value := getattr(self, name)) is not None and value not in choices:
-                raise UsageError(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
+        for name, option in OPTIONS.items():
+            object.__setattr__(self, name, option.checked(getattr(self, name)))
         if self.min_new_tokens > self.max_new_tokens:
             raise UsageError(
                 f"min_new_tokens: got {self.min_new_tokens}, expected at most max_new_tokens ({self.max_new_tokens})"
             )
-        if self.repetition_penalty is not None and self.repetition_penalty <= 0:
-            raise UsageError(f"repetition_penalty: got {self.repetition_penalty}, expected more than 0; 1 is neutral")
-        for name in ("banned_token_ids", "stop_token_ids"):
-            ids = _checked_sequence(name, getattr(self, name), "token ids")
-            object.__setattr__(self, name, tuple(map(_plain, ids)))  # settings know the vocabulary
-        self._check_bias()
-        processors = _checked_sequence("logits_processors", self.logits_processors, "callables (token_ids, logits)")
-        if wrong := [processor for processor in processors if not callable(processor)]:
-            raise UsageError(f"logits_processors: got {wrong[0]!r}, expected callables (token_ids, logits)")
-        object.__setattr__(self, "logits_processors", processors)
-        object.__setattr__(self, "stop", checked_stops(self.stop))
         _ = self.chat
 
-    def _check_bias(self) -> None:
-        if not isinstance(self.logit_bias, Mapping | None):
-            raise UsageError(f"logit_bias: got {type(self.logit_bias).__name__}, expected {{token id: bias}}")
-        bias = {
-            _plain(token_id): _checked_number("logit_bias", value, -1e4, 1e4, False)
-            for token_id, value in (self.logit_bias or {}).items()
-        }
-        object.__setattr__(self, "logit_bias", bias or None)
+    @property
+    def chat(self) -> ChatOptions:
+        """Those that a chat template gets. Raises ``UsageError`` for what does not fit together."""
+        return ChatOptions(**{f.name: getattr(self, f.name) for f in fields(ChatOptions) if f.init})
 
 
-# name, least, most, whole numbers only
-_RANGES: tuple[tuple[str, float, float, bool], ...] = (
-    ("max_new_tokens", 0, float("inf"), True),
-    ("min_new_tokens", 0, float("inf"), True),
-    ("temperature", 0, 100, False),
-    ("top_k", 0, NUM_SORTED_WIDE, True),
-    ("top_p", 0, 1, False),
-    ("min_p", 0, 1, False),
-    ("seed", 0, MAX_SEED, True),
-    ("repetition_penalty", 0, 100, False),
-    ("presence_penalty", -100, 100, False),
-    ("frequency_penalty", -100, 100, False),
-    ("logprobs", 0, MAX_TOP_LOGPROBS, True),
-)
+@dataclass(frozen=True)
+class Option:
+    """What an option may be, and means in one sentence.
+
+    ``default`` None: not asked for. Then the model or the bundle may have a value; ``neutral`` is in force where none
+    has, or what ``otherwise`` says. A number is from ``low`` to ``high``, a text one of ``choices``; ``check(name,
+    value)`` is for all else, and gives the value as it is kept.
+    """
+
+    name: str
+    type: Any  # of a value that is given
+    default: Any
+    help: str
+    neutral: Any = None
+    otherwise: str = ""
+    low: float = 0
+    high: float = float("inf")
+    choices: tuple[str, ...] = ()
+    check: Callable[[str, Any], Any] | None = None
+
+    def checked(self, value: Any) -> Any:
+        """``value`` as it is kept. Raises ``UsageError`` that names the option."""
+        if value is None and self.default is None:
+            return None
+        if self.check is not None:
+            return self.check(self.name, value)
+        if self.choices:
+            return checks.choice(self.name, value, self.choices)
+        if self.type is bool:
+            return checks.flag(self.name, value)
+        return checks.number(self.name, value, self.low, self.high, whole=self.type is int)
 
 
-def _checked_number(name: str, value: Any, low: float, high: float, whole: bool) -> int | float:
-    """``value`` as Python's own number. Raises ``UsageError`` unless it is one of the range."""
-    is_number = isinstance(value, Integral) or (isinstance(value, Real) and not whole)
-    if not is_number or isinstance(value, bool) or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        limits = f"from {low} to {high}" if high != float("inf") else f"of {low} or more"
-        raise UsageError(f"{name}: got {value!r}, expected {kind} {limits}")
-    return int(value) if isinstance(value, Integral) else float(value)
+def _without_none(kind: Any) -> Any:
+    given = [arg for arg in get_args(kind) if arg is not NoneType]
+    return given[0] if NoneType in get_args(kind) and len(given) == 1 else kind
 
 
-def _plain(token_id: Any) -> Any:
-    """numpy's whole numbers as Python's own."""
-    if isinstance(token_id, bool):  # an Integral too, and a mistake
-        return token_id
-    return int(token_id) if isinstance(token_id, Integral) else token_id
+_TYPES = get_type_hints(GenerationOptions)
+OPTIONS: Mapping[str, Option] = {
+    f.name: Option(f.name, _without_none(_TYPES[f.name]), f.default, **f.metadata) for f in fields(GenerationOptions)
+}
 
 
-def _checked_sequence(name: str, value: Any, kind: str) -> tuple[Any, ...]:
-    """The items in a tuple. Raises ``UsageError`` for what is not several."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put one alone into brackets")
-    return tuple(value)
+def option_named(name: str) -> Option:
+    """The option of that name. Raises ``UsageError`` where there is none."""
+    if name not in OPTIONS:
+        raise UsageError(f"{name}: not an option of a generation; expected some of {', '.join(sorted(OPTIONS))}")
+    return OPTIONS[name]
+
+
+def checked(name: str, value: Any) -> Any:
+    """``value`` of option ``name`` as it is kept. Raises ``UsageError`` that names the option."""
+    return option_named(name).checked(value)
+
+
+def neutral(name: str) -> Any:
+    """What is in force where neither caller, model nor bundle has a value of an option."""
+    option = OPTIONS[name]
+    return option.neutral if option.default is None else option.default
 
 
 def options_of(given: Options) -> GenerationOptions:
     """The checked options of keyword arguments. Raises ``UsageError`` for a name that is none."""
-    known = {field.name for field in fields(GenerationOptions)}
     for name in given:
-        if name not in known:
-            raise UsageError(f"{name}: not an option of a generation; expected some of {', '.join(sorted(known))}")
+        option_named(name)
     return GenerationOptions(**given)

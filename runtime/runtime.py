@@ -8,24 +8,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from specrt.engines.backends import open_backend
 from specrt.engines.errors import UsageError
-from specrt.engines.load import choose_backend, choose_device
+from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
-from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specrt.runtime.drafting.drafters import DeferredDrafter, Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
 from specrt.runtime.result import Result, Stats
-from specrt.runtime.round import Limits, Watch, generate_tokens
-from specrt.runtime.sampling.logprobs import Logprobs
-from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
+from specrt.runtime.round import Round, generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.settings import Settings, settings_of
-from specrt.runtime.slots import LoadedModel, Placement, Slot, SlotModel, SlotPool, sampler_engines
-from specrt.runtime.stream import Emitted, Stream
-from specrt.runtime.target import Draft, Target
+from specrt.runtime.slots import LoadedModel, Slot, SlotModel, SlotPool, sampler_engines
+from specrt.runtime.stream import Stream
+from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
 
@@ -71,24 +72,23 @@ class Runtime:
         if threads is not None and threads < 1:
             raise UsageError(f"threads: got {threads}, expected 1 or more")
         self.manifest: Manifest = manifest_from_bundle(bundle)
-        self.backend = choose_backend(self.manifest, backend)
-        self.device = choose_device(self.backend, device)
+        self._target_backend = open_backend(bundle, self.manifest, backend, device, threads)
+        self.backend, self.device = self._target_backend.name, self._target_backend.device
         check_files(bundle, self.manifest)
         self._bundle, self._threads = bundle, threads
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
-        self._place = place = Placement(bundle, self.backend, threads, self.device)
-        draft_place = self._draft_place(draft_backend, draft_device)
-        self._shares_memory = draft_place.device == place.device
-        self._target = LoadedModel(place, target)
-        self._target_samplers = sampler_engines(place, target, target.spec.max_rows, self._vocab_size)
+        drafting = self._open_draft_backend(draft_backend, draft_device)
+        self._shares_memory = drafting.device == self.device
+        self._target = LoadedModel(self._target_backend, target)
+        self._target_samplers = sampler_engines(self._target_backend, target, target.spec.max_rows, self._vocab_size)
         entry = draft.model or target
-        if draft.kind == "self" and draft_place == place:
+        if draft.kind == "self" and drafting is self._target_backend:
             self._draft: LoadedModel | None = self._target
         else:
-            self._draft = LoadedModel(draft_place, entry) if draft.kind != "ngram" else None
-        self._draft_samplers = sampler_engines(draft_place, entry, 1, self._vocab_size)
+            self._draft = LoadedModel(drafting, entry) if draft.kind != "ngram" else None
+        self._draft_samplers = sampler_engines(drafting, entry, 1, self._vocab_size)
         self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
@@ -117,8 +117,9 @@ class Runtime:
                 f"prompt: {len(ids)} tokens, the bundle's context is {max_seq_len} and the answer needs one at least; "
                 "shorten it, or export with a larger --max-seq-len"
             )
-        text = StopWatch(self.codec.stream(), settings.stop)
-        return Stream(lambda stats, watch: self._rounds(ids, settings, stats, watch), text, settings)
+        text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
+        completion, stats = Completion(ids, settings, max_seq_len, text), Stats()
+        return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """``stream`` to its end; see there."""
@@ -126,6 +127,19 @@ class Runtime:
         for _ in stream:
             pass
         return stream.result
+
+    def reserve(self, num_sequences: int) -> None:
+        """Allocate the memory of so many sequences at once, so that each finds it when it begins."""
+        slots = [self._new_slot() for _ in range(num_sequences)]
+        for slot in slots:
+            if self._draft is not None:
+                slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
+            self._pool.give_back(slot)
+
+    @property
+    def num_idle_slots(self) -> int:
+        """Slots that no sequence is using."""
+        return len(self._pool)
 
     def open_slot(self, draft: str) -> Slot:
         """A slot of its own for checks and measurements; close it afterwards.
@@ -137,7 +151,7 @@ class Runtime:
         slot = self._new_slot()
         if draft == "self":
             target = self._target.entry
-            samplers = sampler_engines(self._place, target, 1, self._vocab_size)
+            samplers = sampler_engines(self._target_backend, target, 1, self._vocab_size)
             slot.draft = SlotModel(self._target.open(), samplers, min_width=2)
         elif draft == "model":
             slot.draft = self._new_draft()
@@ -146,9 +160,7 @@ class Runtime:
     def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter]:
         """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
-        samplers = slot.target.samplers
-        logprobs = None if settings.logprobs is None else Logprobs(samplers, settings.logprobs)
-        target = Target(slot.target.model, Verifier(samplers, settings, len(prompt)), logprobs)
+        target = Target(slot.target, settings, len(prompt))
         model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
         if not settings.is_adaptive:
             return target, model or (NGramDrafter() if settings.draft == "ngram" else NoDrafter())
@@ -160,18 +172,20 @@ class Runtime:
         if slot.draft is None:
             slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
         slot.draft.begin(prompt, min_width=1)
-        probs = draft_probs(slot.target.samplers, settings)
-        verifier = DraftSampler(slot.draft.samplers, settings, len(prompt), self._vocab_size, probs)
-        model = slot.draft.model
-        verdict = target.sampler if self._is_deferred(slot, settings) else None
-        return ModelDrafter(Draft(model, verifier, verdict), self._vocab_size)
+        model, sampler = slot.draft.model, DraftSampler(slot.draft, slot.target, settings, len(prompt))
+        if self._is_deferred(model, target.model, settings):
+            return DeferredDrafter(model, sampler, self._vocab_size, target.sampler)
+        return ModelDrafter(model, sampler, self._vocab_size)
 
-    def _is_deferred(self, slot: Slot, settings: Settings) -> bool:
-        """Whether drafted ids go from draft to target on their device, unseen: the target must know each of them."""
-        assert slot.draft is not None
-        model = slot.draft.model
-        known = not settings.is_greedy or model.spec.vocab_size <= self._vocab_size
-        return self._shares_memory and model.binding.is_async and slot.target.model.binding.is_async and known
+    def _is_deferred(self, draft: KVCachedModel, target: KVCachedModel, settings: Settings) -> bool:
+        """Whether drafted ids go from draft to target on their device, unseen.
+
+        Nothing may look at them or count them, and the target must know each of them.
+        """
+        is_processed = settings.penalizes or bool(settings.logits_processors)
+        is_known = not settings.is_greedy or draft.spec.vocab_size <= self._vocab_size
+        is_async = self._shares_memory and draft.binding.is_async and target.binding.is_async
+        return is_async and is_known and not is_processed
 
     def close(self) -> None:
         """Free the KV buffers that are not in use. Weights go with the object."""
@@ -185,14 +199,15 @@ class Runtime:
     ) -> None:
         self.close()
 
-    def _draft_place(self, backend: str | None, device: str | None) -> Placement:
-        """Where the draft runs: next to the target, unless something else is asked for."""
+    def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
+        """What runs the draft: the target's backend, unless another or another device is asked for."""
         if self.manifest.draft.kind == "ngram" and (backend or device):
             raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
-        chosen = choose_backend(self.manifest, backend or self.backend)
-        if device is None and chosen == self.backend:
-            device = self.device
-        return Placement(self._bundle, chosen, self._threads, choose_device(chosen, device))
+        if backend in (None, self.backend):
+            backend, device = self.backend, device or self.device
+        if (backend, device) == (self.backend, self.device):
+            return self._target_backend
+        return open_backend(self._bundle, self.manifest, backend, device, self._threads)
 
     def _new_slot(self) -> Slot:
         return Slot(SlotModel(self._target.open(), self._target_samplers))
@@ -205,19 +220,22 @@ class Runtime:
     def _shares_kv(self) -> bool:
         return self.manifest.draft.shares_kv and self._shares_memory
 
-    def _rounds(self, tokens: list[int], settings: Settings, stats: Stats, watch: Watch) -> Iterator[Emitted]:
-        """``generate_tokens`` on a slot from the pool, which goes back however it ends."""
-        spec = self.manifest.target.spec
-        limits = Limits(
-            frozenset(settings.ending_ids), settings.max_new_tokens, spec.max_seq_len, settings.num_speculative_tokens
-        )
-        slot = self._pool.take(tokens, _min_width(settings))
+    def rounds(self, slot: Slot, completion: Completion, stats: Stats) -> Iterator[Round]:
+        """``generate_rounds`` in ``slot``. ``stats`` is exact at every yield."""
+        settings = completion.settings
+        target, drafter = self.begin(slot, completion.tokens, settings)
+        stats.prompt_tokens, stats.reused_prompt_tokens = completion.num_prompt_tokens, target.model.kv_len
+        for done in generate_rounds(completion, target, drafter):
+            stats.add(done)
+            yield done
+        if settings.is_adaptive and self.estimates.target.is_known:
+            stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
+
+    def _pooled_rounds(self, completion: Completion, stats: Stats) -> Iterator[Round]:
+        """``rounds`` in a slot from the pool, which goes back however they end."""
+        slot = self._pool.take(completion.tokens, _min_width(completion.settings))
         try:
-            target, drafter = self.begin(slot, tokens, settings)
-            for emitted in generate_tokens(tokens, target, drafter, limits, stats, watch):
-                yield Emitted(emitted, target.logprobs[: len(emitted)])
-            if settings.is_adaptive and self.estimates.target.is_known:
-                stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
+            yield from self.rounds(slot, completion, stats)
         finally:
             self._pool.give_back(slot)
 

@@ -19,10 +19,10 @@ from typing import Any
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
 from specrt.engines.samplers import BLOCK, MATCH
-from specrt.runtime.options import GenerationOptions, LogitsProcessor
+from specrt.runtime.options import OPTIONS, GenerationOptions, LogitsProcessor, checked, neutral
 
-# Numbers that a model's generation config may give too; their defaults are neutral.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# Numbers that are neutral unless the caller or the model's generation config has another.
+SAMPLING = tuple(name for name, option in OPTIONS.items() if option.neutral is not None)
 _GIVEN, _DEFAULT, _MODEL = "given", "default", "the model's generation config"
 
 
@@ -30,23 +30,23 @@ _GIVEN, _DEFAULT, _MODEL = "given", "default", "the model's generation config"
 class Settings:
     """What a generation runs with. ``sources`` says of each name where its value came from."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = neutral("max_new_tokens")
     num_speculative_tokens: int = 0
     draft: str = "none"
     rule: str = MATCH
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = neutral("temperature")
+    top_k: int = neutral("top_k")
+    top_p: float = neutral("top_p")
+    min_p: float = neutral("min_p")
     seed: int | None = None
     reproducible: bool = False
     is_adaptive: bool = False
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    repetition_penalty: float = neutral("repetition_penalty")
+    presence_penalty: float = neutral("presence_penalty")
+    frequency_penalty: float = neutral("frequency_penalty")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     banned_token_ids: Sequence[int] = ()
-    min_new_tokens: int = 0
+    min_new_tokens: int = neutral("min_new_tokens")
     ending_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     logprobs: int | None = None
@@ -101,11 +101,9 @@ def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: b
     sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
     ending_ids = {*eos, *options.stop_token_ids}
     _check_ids(options, ending_ids, manifest.target.spec.vocab_size)
-    given = ("max_new_tokens", "logit_bias", "banned_token_ids", "min_new_tokens", "stop", "logprobs")
-    defaults = GenerationOptions()
-    for name in (*given, "logits_processors"):
-        if getattr(options, name) != getattr(defaults, name):
-            sources[name] = _GIVEN
+    for name, option in OPTIONS.items():
+        if name in Settings.__dataclass_fields__ and getattr(options, name) != option.default:
+            sources.setdefault(name, _GIVEN)
     return Settings(
         max_new_tokens=options.max_new_tokens,
         num_speculative_tokens=k,
@@ -140,7 +138,7 @@ def _sampling_value(name: str, options: GenerationOptions, manifest: Manifest, s
     if options.model_defaults and name in manifest.generation_defaults:
         sources[name] = _MODEL
         return manifest.generation_defaults[name]
-    return float(getattr(Settings(), name))
+    return float(neutral(name))
 
 
 def _check_model_defaults(values: Mapping[str, float], sources: Mapping[str, str]) -> None:
@@ -149,7 +147,7 @@ def _check_model_defaults(values: Mapping[str, float], sources: Mapping[str, str
         if source == _MODEL:
             value: Any = int(values[name]) if name == "top_k" else values[name]
             try:
-                GenerationOptions(**{name: value})
+                checked(name, value)
             except UsageError as error:
                 raise UsageError(f"{error} (from {_MODEL}; give {name} yourself)") from error
 
@@ -210,7 +208,7 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: 
 
 def _rule(options: GenerationOptions, draft: str, is_greedy: bool, shares_memory: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
-        sources["rule"] = "all rules are one when greedy" if is_greedy else "nothing is drafted"
+        sources["rule"] = "both rules are one when greedy" if is_greedy else "nothing is drafted"
         return MATCH
     samples = draft in ("model", "auto")
     if options.rule is not None:

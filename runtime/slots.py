@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from specrt.engines.contract import ModelSpec, model_contract
-from specrt.engines.interface import Engine
-from specrt.engines.load import CPU, load_engine
+from specrt.engines.interface import Backend, Engine
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.samplers import sampler_contract
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where engines come from and run: a bundle folder, a backend, a number of threads (None: all cores), a device.
-
-    Two places on one device share memory; a GPU's memory is one, whatever library runs there.
-    """
-
-    bundle: Path
-    backend: str
-    threads: int | None
-    device: str = CPU
-
-
 class LoadedModel:
     """A model's engine, of which each slot takes a binding."""
 
-    def __init__(self, place: Placement, entry: ModelEntry) -> None:
+    def __init__(self, backend: Backend, entry: ModelEntry) -> None:
         self.entry = entry
-        graph, contract = place.bundle / entry.graph, model_contract(entry.spec)
-        self._engine = load_engine(place.backend, graph, contract, place.threads, place.device)
-        self._slots = itertools.count()
+        self._engine = backend.load(entry.graph, model_contract(entry.spec))
 
     def open(self, kv_owner: KVCachedModel | None = None) -> KVCachedModel:
         """A new, empty cache, or that of ``kv_owner``."""
-        return KVCachedModel(self._engine, next(self._slots), self.entry.spec, kv_owner)
+        return KVCachedModel(self._engine, self.entry.spec, kv_owner)
 
 
-def sampler_engines(place: Placement, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
+def sampler_engines(backend: Backend, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
     """The samplers of a model that verify up to ``max_rows`` rows and give ``vocab_size`` probabilities.
 
     They run on one thread: a sampler is done before others would be awake.
@@ -52,8 +34,7 @@ def sampler_engines(place: Placement, entry: ModelEntry, max_rows: int, vocab_si
     spec: ModelSpec = replace(entry.spec, max_rows=max_rows)
 
     def load(name: str) -> Engine:
-        graph, contract = place.bundle / entry.samplers[name], sampler_contract(name, spec, vocab_size)
-        return load_engine(place.backend, graph, contract, 1, place.device)
+        return backend.load(entry.samplers[name], sampler_contract(name, spec, vocab_size), threads=1)
 
     return SamplerEngines(load)
 
@@ -97,17 +78,27 @@ class SlotPool:
         self._lock = threading.RLock()  # a stream that is dropped gives its slot back in whatever thread collects it
 
     def take(self, prompt: Sequence[int], min_width: int) -> Slot:
-        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle."""
+        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle.
+
+        Where that is less than half of the prompt and of what the slot holds, the slot that was idle longest serves, so
+        that a few tokens in common do not cost another sequence its cache.
+        """
         with self._lock:
             if not self._idle:
                 return self._open_slot()
-            held = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
-            return self._idle.pop(held.index(max(held)))
+            reusable = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
+            most = max(reusable)
+            best = reusable.index(most)
+            is_half = 2 * most >= min(len(prompt) - 1, self._idle[best].target.model.kv_len)
+            return self._idle.pop(best if is_half else 0)
 
     def give_back(self, slot: Slot) -> None:
         """Make ``slot`` idle."""
         with self._lock:
             self._idle.append(slot)
+
+    def __len__(self) -> int:
+        return len(self._idle)
 
     def close(self) -> None:
         """Close all idle slots."""

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.exports import Exports
+
 os.environ.setdefault("SPECRT_DEBUG", "1")  # a fault of ours shows its traceback, not one line
 
-settings.register_profile("specrt", deadline=None, max_examples=50, derandomize=os.environ.get("CI") == "true")
+settings.register_profile("specrt", deadline=None, max_examples=30, derandomize=os.environ.get("CI") == "true")
+settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("specrt")
+
+# A run in the background ignores these signals, and so would the commands that tests start and interrupt.
+for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, default)
 
 
 def has_nvidia_gpu() -> bool:
@@ -36,31 +46,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the tiny random Llama with itself as the draft, K = 4, context 512; next to it is its ``model``."""
-    from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
-    from tests.tiny import save_tiny_model
-
-    folder = tmp_path_factory.mktemp("tiny")
-    model = save_tiny_model(folder / "model")
-    export(ExportOptions(str(model), folder / "bundle", draft="self", num_speculative_tokens=4))
-    return folder / "bundle"
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exports]:
+    """Tiny models and bundles that all workers share. A test that changes one copies it first."""
+    base = tmp_path_factory.getbasetemp()
+    shared = Exports((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exports")
+    yield shared
+    shared.check()
 
 
 @pytest.fixture(scope="session")
-def tiny_tensorrt_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the tiny Llama in fp16 with a draft of its own for TensorRT, K = 3, context 96, without engines."""
-    from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
-    from tests.tiny import save_tiny_model
+def tiny_bundle(exports: Exports) -> Path:
+    """A bundle of the tiny random Llama with itself as the draft, K = 4, context 512; next to it is its ``model``."""
+    return exports.bundle(exports.model(), "self")
 
-    root = tmp_path_factory.mktemp("tensorrt")
-    target = save_tiny_model(root / "target")
-    draft = save_tiny_model(root / "draft", num_hidden_layers=1)
-    export(
-        ExportOptions(
-            str(target), root / "bundle", str(draft), 3, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
-        )
-    )
-    return root / "bundle"
+
+@pytest.fixture(scope="session")
+def tiny_tensorrt_bundle(exports: Exports) -> Path:
+    """A bundle of the tiny Llama in fp16 with a draft of its own for TensorRT, K = 3, context 96, without engines."""
+    draft = exports.model(num_hidden_layers=1)
+    return exports.bundle(exports.model(), str(draft), 3, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
@@ -51,6 +52,7 @@ def violations(check: Callable[[Path], object], paths: Iterable[Path] = SOURCES)
     return {name_of(path): found for path in paths if (found := check(path))}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
@@ -74,6 +76,7 @@ def imported_by(node: ast.AST, package: list[str]) -> list[str]:
     return []
 
 
+@functools.cache
 def imports(path: Path) -> list[str]:
     return [name for node in ast.walk(parse(path)) for name in imported_by(node, package_of(path))]
 
@@ -124,6 +127,14 @@ def test_tools_import_what_is_heavy_inside_the_command() -> None:
         return sorted(n for n in names if n.split(".")[0] in EXPORT_LIBRARIES or arrow_of(n) == "exporter")
 
     assert violations(heavy, sorted((ROOT / "tools").rglob("*.py"))) == {}
+
+
+def test_the_server_knows_the_runtime_and_no_other_tool() -> None:
+    def wrong(path: Path) -> list[str]:
+        names = {name for name in imports(path) if arrow_of(name) in ("tools", "exporter")}
+        return sorted(name for name in names if not name.startswith("specrt.tools.serving"))
+
+    assert violations(wrong, sorted((ROOT / "tools" / "serving").rglob("*.py"))) == {}
 
 
 def test_no_command_needs_an_experiment() -> None:

@@ -1,4 +1,7 @@
-"""SmolLM2-135M, fetched and exported: for every draft transformers' greedy ids, and with a seed the same text."""
+"""SmolLM2-135M, fetched and exported: for every draft transformers' greedy ids, and with a seed the same text.
+
+``make test`` runs one short test; the others show at full size what tests of tiny models show.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +77,7 @@ def prompts(bundle: Path, manifest: Manifest) -> list[list[int]]:
     return encode_prompts(load_prompts()[:NUM_PROMPTS], bundle, manifest)
 
 
-@pytest.fixture(scope="module")
-def eager(gguf: Path, prompts: list[list[int]], manifest: Manifest) -> list[list[int]]:
+def eager_ids(gguf: Path, prompts: list[list[int]], eos: Sequence[int], num_tokens: int) -> list[list[int]]:
     """Greedy ids of transformers, one list for each prompt."""
     model = load_model(find_source(str(gguf)), torch.float32).model
     answers = []
@@ -84,21 +86,33 @@ def eager(gguf: Path, prompts: list[list[int]], manifest: Manifest) -> list[list
         output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=NUM_TOKENS,
+            max_new_tokens=num_tokens,
             do_sample=False,
-            eos_token_id=list(manifest.eos_token_ids),
+            eos_token_id=list(eos),
         )
         answers.append(output[0, len(ids) :].tolist())
     return answers
 
 
-def test_every_parameter_is_stored_once(manifest: Manifest) -> None:
+@pytest.fixture(scope="module")
+def eager(gguf: Path, prompts: list[list[int]], manifest: Manifest) -> list[list[int]]:
+    return eager_ids(gguf, prompts, manifest.eos_token_ids, NUM_TOKENS)
+
+
+def test_export_and_generate(gguf: Path, runtime: Runtime, prompts: list[list[int]]) -> None:
+    """Each parameter is stored once, and the ids are those of transformers with and without a draft."""
+    manifest = runtime.manifest
     unique_parameters = 134_515_008  # the embedding is tied to the head
     assert manifest.target.weights_bytes == pytest.approx(unique_parameters * 4, rel=0.05)
     assert manifest.target.parity.argmax_agreement == 1.0
     assert manifest.target.parity.max_abs_error < 1e-3
+    (expected,) = eager_ids(gguf, prompts[:1], manifest.eos_token_ids, 16)
+    for draft, k in (("none", 0), ("ngram", 3), ("model", 5)):
+        result = runtime.generate(prompts[0], max_new_tokens=16, num_speculative_tokens=k, draft=draft)
+        assert result.token_ids == expected, draft
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["none", "ngram", "model", "auto"])
 def test_ids_equal_transformers(runtime: Runtime, prompts: list[list[int]], eager: list[list[int]], draft: str) -> None:
     """Each prompt with another K, so that all of 1..8 take their turn over the two drafts."""
@@ -108,6 +122,7 @@ def test_ids_equal_transformers(runtime: Runtime, prompts: list[list[int]], eage
         assert result.token_ids == expected, f"prompt {index}, K = {k}"
 
 
+@pytest.mark.slow
 def test_self_draft_accepts_everything_over_many_tokens(runtime: Runtime, prompts: list[list[int]]) -> None:
     stats = runtime.generate(
         prompts[0], max_new_tokens=SELF_TOKENS, num_speculative_tokens=5, draft="model", ignore_eos=True
@@ -116,12 +131,14 @@ def test_self_draft_accepts_everything_over_many_tokens(runtime: Runtime, prompt
     assert stats.accepted == stats.drafted
 
 
+@pytest.mark.slow
 def test_streamed_text_is_the_result(runtime: Runtime) -> None:
     stream = runtime.stream([{"role": "user", "content": "Say hello in French, with an emoji."}], max_new_tokens=32)
     pieces = list(stream)
     assert "".join(pieces) == stream.result.text == runtime.codec.decode(stream.result.token_ids)
 
 
+@pytest.mark.slow
 def test_two_sequences_on_one_engine(runtime: Runtime, prompts: list[list[int]], eager: list[list[int]]) -> None:
     """Two open streams take turns and give what each gives alone."""
     streams = [runtime.stream(prompts[i], max_new_tokens=24, draft="model", num_speculative_tokens=3) for i in (0, 1)]
@@ -131,6 +148,7 @@ def test_two_sequences_on_one_engine(runtime: Runtime, prompts: list[list[int]],
     assert [stream.result.token_ids for stream in streams] == [eager[0][:24], eager[1][:24]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLING)
 def test_with_a_seed_the_text_is_the_same_for_every_draft(
     runtime: Runtime, prompts: list[list[int]], name: str
@@ -144,7 +162,8 @@ def test_with_a_seed_the_text_is_the_same_for_every_draft(
     assert runtime.generate(ids, **options, seed=1000).token_ids != plain.token_ids
 
 
-def test_a_seed_of_its_own_is_told_and_gives_the_text_again(runtime: Runtime, prompts: list[list[int]]) -> None:
+@pytest.mark.slow
+def test_a_drawn_seed_is_reported_and_gives_the_text_again(runtime: Runtime, prompts: list[list[int]]) -> None:
     first = runtime.generate(prompts[0], temperature=0.8, max_new_tokens=24, num_speculative_tokens=0)
     again = runtime.generate(
         prompts[0], temperature=0.8, max_new_tokens=24, num_speculative_tokens=0, seed=first.settings.seed
@@ -154,7 +173,7 @@ def test_a_seed_of_its_own_is_told_and_gives_the_text_again(runtime: Runtime, pr
 
 
 @pytest.fixture
-def judged_logits(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
+def emitted_logits(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
     """The target's logits that each emitted token came from, as the rounds go. [V] f32 each"""
     rows: list[Array] = []
     verify = Target.verify
@@ -168,19 +187,20 @@ def judged_logits(monkeypatch: pytest.MonkeyPatch) -> list[Array]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {**SAMPLING["temperature"], "seed": 7}], ids=["greedy", "sampled"])
 def test_reproducible_logits_are_the_same_bits_for_every_draft(
-    runtime: Runtime, prompts: list[list[int]], judged_logits: list[Array], options: dict[str, Any]
+    runtime: Runtime, prompts: list[list[int]], emitted_logits: list[Array], options: dict[str, Any]
 ) -> None:
     """The prefill's too, though the other ways find the prompt in a cache that they did not fill."""
     for ids in prompts[:2]:
         expected: Array | None = None
         for way in WAYS:
-            judged_logits.clear()
+            emitted_logits.clear()
             result = runtime.generate(
                 ids, **options, **way, reproducible=True, max_new_tokens=32, ignore_eos=True, logprobs=3
             )
-            got = np.stack(judged_logits)[: len(result.token_ids)]  # [N, V], what a limit cut off left out
+            got = np.stack(emitted_logits)[: len(result.token_ids)]  # [N, V], what a limit cut off left out
             if expected is None:
                 expected, plain = got, result
             assert result.token_ids == plain.token_ids
@@ -188,11 +208,12 @@ def test_reproducible_logits_are_the_same_bits_for_every_draft(
             assert result.logprobs == plain.logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=["plain", "self", "n-gram"])
 def test_each_token_has_the_log_probability_of_the_target(
     runtime: Runtime,
     prompts: list[list[int]],
-    judged_logits: list[Array],
+    emitted_logits: list[Array],
     way: dict[str, Any],
 ) -> None:
     """Of its raw logits, whatever the sampling does to them."""
@@ -200,7 +221,7 @@ def test_each_token_has_the_log_probability_of_the_target(
     result = runtime.generate(prompts[1], **options, seed=3, max_new_tokens=24, ignore_eos=True, logprobs=5)
     assert result.logprobs is not None
     assert [entry.token_id for entry in result.logprobs] == result.token_ids
-    for entry, logits in zip(result.logprobs, judged_logits, strict=False):
+    for entry, logits in zip(result.logprobs, emitted_logits, strict=False):
         expected = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1)
         values, ids = expected.topk(5)
         assert entry.logprob == pytest.approx(expected[entry.token_id].item(), abs=1e-4)
@@ -208,6 +229,7 @@ def test_each_token_has_the_log_probability_of_the_target(
         assert [logprob for _, logprob in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_given_only_when_asked_for(runtime: Runtime, prompts: list[list[int]]) -> None:
     assert runtime.generate(prompts[0], max_new_tokens=2).logprobs is None
     result = runtime.generate(prompts[0], max_new_tokens=2, logprobs=0)
@@ -215,12 +237,10 @@ def test_log_probabilities_are_given_only_when_asked_for(runtime: Runtime, promp
     assert [(entry.token_id, entry.top) for entry in result.logprobs] == [(token, ()) for token in result.token_ids]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_self_draft_is_nearly_always_accepted_when_sampling(
-    runtime: Runtime, prompts: list[list[int]], rule: str
-) -> None:
+@pytest.mark.slow
+def test_a_self_draft_is_nearly_always_accepted_when_sampling(runtime: Runtime, prompts: list[list[int]]) -> None:
     """Draft and target are one distribution but for the rounding of passes of other widths."""
-    options: dict[str, Any] = {"temperature": 0.8, "rule": rule, "num_speculative_tokens": 5, "draft": "model"}
+    options: dict[str, Any] = {"temperature": 0.8, "rule": "block", "num_speculative_tokens": 5, "draft": "model"}
     stats = runtime.generate(prompts[0], **options, seed=1, max_new_tokens=60, ignore_eos=True).stats
     assert stats.draft_acceptance_rate is not None
     assert stats.draft_acceptance_rate > 0.97

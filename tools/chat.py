@@ -114,7 +114,7 @@ class Chat:
         self._last = stream.stats
         if not self._console.is_terminal:
             click.echo(status_line(stream.stats), err=True)
-        if stream.stats.finish_reason is not None:
+        if stream.has_ended:
             for entry in stream.result.logprobs or []:
                 click.echo(self._logprob_line(entry), err=True)
 

@@ -14,6 +14,7 @@ from specrt.tools.commands.export import export
 from specrt.tools.commands.generate import generate
 from specrt.tools.commands.inspect import inspect
 from specrt.tools.commands.plan import plan
+from specrt.tools.commands.serve import serve
 from specrt.tools.commands.tune import tune
 from specrt.tools.commands.verify import verify
 from specrt.tools.terminal.failure import OneLine
@@ -30,7 +31,7 @@ def main() -> None:
     """Speculative decoding: export a target and a draft, then generate the target's own text faster."""
 
 
-for _command in (export, build, generate, chat, verify, tune, bench, align, plan, inspect, doctor):
+for _command in (export, build, generate, chat, serve, verify, tune, bench, align, plan, inspect, doctor):
     main.add_command(_command)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
 from specrt.engines.errors import BackendError, BundleError
-from specrt.engines.interface import Array, HostBinding, SlotEngine, allocate, check_shared
+from specrt.engines.interface import CPU, Array, Backend, Engine, HostBinding, allocate, check_shared
+from specrt.engines.processor import available_cores
 
 try:
     import onnxruntime as ort
@@ -73,7 +74,20 @@ def check_graph(session: Any, contract: Contract, graph: Path) -> None:
 _DISABLED = ["NchwcTransformer"]
 
 
-class OrtEngine(SlotEngine["OrtBinding"]):
+class OrtBackend(Backend):
+    """The graphs of ``bundle`` in sessions of ``threads`` (None: all cores)."""
+
+    device = CPU
+
+    def __init__(self, name: str, bundle: Path, threads: int | None) -> None:
+        self.name, self._bundle, self._threads = name, bundle, threads or available_cores()
+
+    def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
+        """See ``specrt.engines.interface.Backend.load``."""
+        return OrtEngine(self._bundle / graph, contract, threads or self._threads)
+
+
+class OrtEngine:
     """A graph and its weights in an ONNX Runtime session.
 
     ``prepack=False`` reads the weights from the mapped file instead of copying them into the kernels' layout: half the
@@ -83,7 +97,6 @@ class OrtEngine(SlotEngine["OrtBinding"]):
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int, prepack: bool = True) -> None:
-        super().__init__()
         self.contract = contract
         try:
             self.session = ort.InferenceSession(
@@ -99,8 +112,9 @@ class OrtEngine(SlotEngine["OrtBinding"]):
             ) from error
         check_graph(self.session, contract, graph)
 
-    def _bind_slot(self, slot: int, shared: Mapping[str, Array]) -> OrtBinding:
-        return OrtBinding(self, slot, shared)
+    def open(self, shared: Mapping[str, Array] | None = None) -> OrtBinding:
+        """See ``specrt.engines.interface.Engine.open``."""
+        return OrtBinding(self, shared or {})
 
 
 class OrtBinding(HostBinding):
@@ -109,10 +123,10 @@ class OrtBinding(HostBinding):
     # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.
     KEPT_WIDTHS = 64
 
-    def __init__(self, engine: OrtEngine, slot: int, shared: Mapping[str, Array]) -> None:
-        self._engine, self._slot = engine, slot
+    def __init__(self, engine: OrtEngine, shared: Mapping[str, Array]) -> None:
+        self._contract = engine.contract
         self._buffers: dict[str, Array] = {}
-        for buffer in plan_buffers(engine.contract, frozenset(shared)):
+        for buffer in plan_buffers(self._contract, frozenset(shared)):
             if buffer.owner == "shared":
                 check_shared(buffer.name, shared[buffer.name], buffer.shape, buffer.dtype)
                 self._buffers[buffer.name] = shared[buffer.name]
@@ -123,15 +137,15 @@ class OrtBinding(HostBinding):
         self._session: Any = engine.session
 
     def _bind(self, width: int, rows: int) -> Any:
-        limits = self._engine.contract.limits
+        limits = self._contract.limits
         if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
             raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
         dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
         io = self._session.io_binding()
-        for tensor in self._engine.contract.inputs:
+        for tensor in self._contract.inputs:
             array = self._buffers[tensor.name]
             io.bind_input(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
-        for tensor in self._engine.contract.outputs:
+        for tensor in self._contract.outputs:
             array = self._buffers[tensor.alias or tensor.name]
             io.bind_output(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
         if width <= self.KEPT_WIDTHS or width == limits[WIDTH]:
@@ -151,4 +165,3 @@ class OrtBinding(HostBinding):
             self._session = None
             self._bound.clear()
             self._buffers.clear()
-            self._engine.close_slot(self._slot)

@@ -21,8 +21,8 @@ from specrt.engines.contract import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import open_device
-from specrt.engines.interface import Array, SlotEngine
-from specrt.engines.ort.cpu import OrtBinding, check_graph, session_options
+from specrt.engines.interface import CUDA, Array, Engine
+from specrt.engines.ort.cpu import OrtBackend, OrtBinding, check_graph, session_options
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
@@ -33,7 +33,17 @@ _PROBE = bytes.fromhex(
 _HALF = ("float16", "bfloat16")
 
 
-class OrtCudaEngine(SlotEngine["OrtCudaBinding"]):
+class OrtCudaBackend(OrtBackend):
+    """The graphs of a bundle on the GPU."""
+
+    device = CUDA
+
+    def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
+        """See ``specrt.engines.interface.Backend.load``."""
+        return OrtCudaEngine(self._bundle / graph, contract, threads or self._threads)
+
+
+class OrtCudaEngine:
     """A graph and its weights on the GPU.
 
     Raises ``BackendError`` where the provider is missing or not in force, or the bundle's dtype has no kernels there;
@@ -41,7 +51,6 @@ class OrtCudaEngine(SlotEngine["OrtCudaBinding"]):
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
-        super().__init__()
         self.contract, self.device = contract, open_device()
         _check_dtype(graph, contract)
         check_provider()
@@ -75,8 +84,9 @@ class OrtCudaEngine(SlotEngine["OrtCudaBinding"]):
         providers: list[Any] = [(_CUDA, settings)]
         return ort.InferenceSession(str(graph), options, providers=providers if strict else [*providers, _CPU])
 
-    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> OrtCudaBinding:
-        return OrtCudaBinding(self, slot, shared)
+    def open(self, shared: Mapping[str, Any] | None = None) -> OrtCudaBinding:
+        """See ``specrt.engines.interface.Engine.open``."""
+        return OrtCudaBinding(self, shared or {})
 
 
 @functools.cache
@@ -110,8 +120,8 @@ def _check_dtype(graph: Path, contract: Contract) -> None:
 class OrtCudaBinding(DeviceBinding):
     """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
 
-    def __init__(self, engine: OrtCudaEngine, slot: int, shared: Mapping[str, Any]) -> None:
-        self._engine, self._slot = engine, slot
+    def __init__(self, engine: OrtCudaEngine, shared: Mapping[str, Any]) -> None:
+        self._engine = engine
         self._bound: dict[tuple[int, int], Any] = {}
         super().__init__(engine.device, engine.contract, shared)
         self._total: Array = self.host.get(TOTAL_SEQUENCE_LENGTH, np.zeros(1, np.int32))
@@ -140,7 +150,6 @@ class OrtCudaBinding(DeviceBinding):
     def _release(self) -> None:
         self.device.wait()
         self._bound.clear()
-        self._engine.close_slot(self._slot)
 
 
 _BFLOAT16 = 16  # ONNX's number of the type, which numpy has not

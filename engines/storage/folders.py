@@ -14,11 +14,12 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import cannot_write
 
 fcntl: Any
@@ -33,20 +34,19 @@ FOREIGN_S = 24 * 3600.0  # a lock of another machine is believed to be free afte
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAME_BYTES = 200  # of the name in a temporary one; file systems allow 255 bytes
 _UNLOCKED_S = 60.0  # a folder this young may be about to get its lock
-Report = Callable[[str], None]
 
 
 @contextmanager
-def new_folder(place: Path, report: Report = lambda line: None, hint: str = HINT) -> Iterator[Path]:
+def new_folder(place: Path, progress: Progress = SILENT, hint: str = HINT) -> Iterator[Path]:
     """A temporary folder that takes the place of ``place`` when the block ends well, and is removed when it does not.
 
-    First, what killed processes left next to ``place`` is removed or restored; ``report`` gets a line for each. Raises
-    ``ResourceError``, which says ``hint``, where no folder can be made; folders above ``place`` that were made for it
-    go again if it fails.
+    First, what killed processes left next to ``place`` is removed or restored; ``progress`` gets a line for each.
+    Raises ``ResourceError``, which says ``hint``, where no folder can be made; folders above ``place`` that were made
+    for it go again if it fails.
     """
     place = place.absolute()
     with made_parents(place.parent, hint):
-        clear_leftovers(place, report)
+        clear_leftovers(place, progress)
         with locked_folder(place, "partial", hint) as partial:
             yield partial
             partial.chmod(0o755)
@@ -82,25 +82,27 @@ def locked_folder(place: Path, kind: str, hint: str = HINT) -> Iterator[Path]:
         _remove(folder, handle)
 
 
-def clear_leftovers(place: Path, report: Report = lambda line: None) -> None:
+def clear_leftovers(place: Path, progress: Progress = SILENT) -> None:
     """Remove what no live process owns of earlier work on ``place``; restore a folder that was about to be replaced."""
     for folder, kind in _temporary_folders(place):
         handle = _lock_of_nobody(folder)
         if handle is None:
             if not (folder / LOCK_NAME).exists() and time.time() - _last_change(folder) > _UNLOCKED_S:
-                report(f"{folder}: has no lock of specrt and is left alone; remove it by hand if nothing works on it")
+                progress.note(
+                    f"{folder}: has no lock of specrt and is left alone; remove it by hand if nothing works on it"
+                )
             continue
         try:
             kept = folder / place.name
             if kind == "old" and kept.exists() and not os.path.lexists(place):
                 kept.rename(place)
-                report(f"{place}: restored; an interrupted command had moved it to {folder.name}")
+                progress.note(f"{place}: restored; an interrupted command had moved it to {folder.name}")
             num_bytes = _size(folder)
             shutil.rmtree(folder)
             if kind == "partial":
-                report(f"{folder}: removed {num_bytes / 1e6:.1f} MB that an interrupted command had left")
+                progress.note(f"{folder}: removed {num_bytes / 1e6:.1f} MB that an interrupted command had left")
         except OSError as error:
-            report(f"{folder}: left by an interrupted command and cannot be removed ({error.strerror})")
+            progress.note(f"{folder}: left by an interrupted command and cannot be removed ({error.strerror})")
         finally:
             os.close(handle)
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from specrt.engines.errors import BundleError, ResourceError
 from specrt.engines.manifest import FileEntry, Manifest
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import write_text_file
 from specrt.engines.storage.home import cache_dir as cache_dir
 
@@ -21,22 +20,21 @@ LONG_BYTES = 1 << 28  # what takes half a second and more to hash is shown
 FIX = "copy the bundle again or export it again"
 
 
-def sha256_of(path: Path, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """Hex SHA-256 of a file; ``advance`` gets the bytes read so far, chunk by chunk."""
+def sha256_of(path: Path, progress: Progress = SILENT) -> str:
+    """Hex SHA-256 of a file; ``progress`` advances by the bytes of each chunk."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
-            advance(len(chunk))
+            progress.advance(len(chunk))
     return digest.hexdigest()
 
 
-def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress | None = None) -> None:
+def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress = SILENT) -> None:
     """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged.
 
     ``progress`` shows the hashing in bytes, where that takes long.
     """
-    progress = progress or Silent()
     for name, entry in manifest.files.items():
         _check_size(bundle / name, name, entry)
     ledger = _Ledger(cache_dir() / "verified.json")
@@ -46,7 +44,7 @@ def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, pro
     if total >= LONG_BYTES:
         progress.step(f"hashing {total / 1e9:.1f} GB", total)
     for path, entry in unknown:
-        digest = sha256_of(path, progress.advance)
+        digest = sha256_of(path, progress)
         if digest != entry.sha256:
             raise BundleError(f"{path}: SHA-256 is {digest[:12]}…, expected {entry.sha256[:12]}…; {FIX}")
         ledger.add(path, entry)

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from specrt import __version__
+from specrt.engines.backends import choose_backend
 from specrt.engines.contract import Contract, model_contract
 from specrt.engines.errors import BackendError, ResourceError, UsageError
 from specrt.engines.gpu.discovery import find_gpus
-from specrt.engines.load import choose_backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.samplers import sampler_contract
 from specrt.engines.storage.files import write_file, write_text_file
 from specrt.engines.storage.folders import check_place, new_folder
@@ -71,7 +71,7 @@ def build(
     backend: str,
     compute_capabilities: Sequence[str] = (),
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     has_decode_profile: bool = False,
 ) -> BuildRecord:
     """Build every engine of ``bundle`` for ``backend``; return the record. Nothing is left half-built.
@@ -80,7 +80,6 @@ def build(
     knows but Turing.
     ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
     """
-    progress = progress or Silent()
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))
     folder = engines_folder(bundle, backend)
@@ -101,7 +100,7 @@ def build(
     check_place(folder)
     _check_room(bundle, manifest, progress)
     check_files(bundle, manifest)
-    with new_folder(folder, progress.note) as partial:
+    with new_folder(folder, progress) as partial:
         jobs = _jobs(manifest, has_decode_profile)
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)

@@ -7,7 +7,6 @@ was captured with one context, and one for all the wide passes of a prompt. KV g
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,93 +15,76 @@ from specrt.engines.contract import ROWS, WIDTH, Contract
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import Device, open_device
-from specrt.engines.interface import SlotEngine
-from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
+from specrt.engines.interface import CUDA, Backend
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.trt.context import Pass, must
 from specrt.engines.trt.library import DTYPES, check_capability, deserialize, load_library
 from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.profiles import PREFILL
-from specrt.engines.trt.record import (
-    RECORD_NAME,
-    EngineEntry,
-    build_command,
-    check_build,
-    engines_folder,
-    record_from_bundle,
-)
+from specrt.engines.trt.record import EngineEntry, build_command, check_build, engines_folder, record_from_bundle
 from specrt.engines.trt.runtime_cache import RuntimeCache
 
 # Passes up to this width keep a context; wider ones are what is left of a prompt, and share one.
 KEPT_WIDTHS = 16
 
 
-class TrtBuild:
-    """The engines of one bundle: the library, a GPU, and the record that they were compared with.
+class TrtBackend(Backend):
+    """The engines of one bundle: the library, a GPU, and the record of the build that they were compared with.
 
     Raises ``BackendError`` for a missing library, GPU or build, ``BundleError`` for one that is damaged.
     """
 
+    device = CUDA
     uses_graphs = True  # the tests compare both ways
 
-    def __init__(self, bundle: Path, backend: str) -> None:
-        self.bundle, self.backend = bundle, backend
-        self.trt = load_library(backend)
-        self.record = record_from_bundle(bundle, backend)
-        self.device: Device = open_device()
-        capability = self.device.api.compute_capability
-        check_capability(backend, self.trt, capability)
+    def __init__(self, name: str, bundle: Path, threads: int | None = None) -> None:
+        self.name, self.bundle = name, bundle
+        self.trt = load_library(name)
+        self.record = record_from_bundle(bundle, name)
+        self.gpu: Device = open_device()
+        capability = self.gpu.api.compute_capability
+        check_capability(name, self.trt, capability)
         manifest = manifest_from_bundle(bundle)
         for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
             warnings.warn(line, stacklevel=2)
         self.logger = make_logger(self.trt)
         self._runtime = must(self.trt.Runtime(self.logger), f"{self.trt.__name__}: opening its runtime", self.logger)
-        self.cache = RuntimeCache(self.trt, engines_folder(bundle, backend))
+        self.cache = RuntimeCache(self.trt, engines_folder(bundle, name))
 
     @property
     def folder(self) -> Path:
-        return engines_folder(self.bundle, self.backend)
+        return engines_folder(self.bundle, self.name)
 
     @property
     def fix(self) -> str:
-        return f"build them again with '{build_command(self.bundle, self.backend)}'"
+        return f"build them again with '{build_command(self.bundle, self.name)}'"
 
-    def entry_of(self, graph: Path) -> EngineEntry:
+    def load(self, graph: str, contract: Contract, threads: int | None = None) -> TrtEngine:
+        """See ``specrt.engines.interface.Backend.load``. Threads of the host are not used."""
+        return TrtEngine(self, graph, contract)
+
+    def entry_of(self, graph: str) -> EngineEntry:
         """The record of the engine that was built from ``graph``."""
-        source = graph.relative_to(self.bundle).as_posix()
         for entry in self.record.engines.values():
-            if source in entry.sources:
+            if graph in entry.sources:
                 return entry
-        raise BundleError(f"{self.folder}: no engine for {source}; {self.fix}")
+        raise BundleError(f"{self.folder}: no engine for {graph}; {self.fix}")
 
     def deserialize(self, entry: EngineEntry) -> Any:
         """The library's engine. Raises ``BackendError`` where it gives none."""
-        command = build_command(self.bundle, self.backend)
+        command = build_command(self.bundle, self.name)
         return deserialize(self.trt, self._runtime, self.folder / entry.file, command, self.logger.errors)
 
 
-_builds: weakref.WeakValueDictionary[tuple[Path, str, int], TrtBuild] = weakref.WeakValueDictionary()
-
-
-def open_build(bundle: Path, backend: str) -> TrtBuild:
-    """The build of a bundle, checked once while any engine of it is in use."""
-    path = engines_folder(bundle, backend) / RECORD_NAME
-    key = (bundle.resolve(), backend, path.stat().st_mtime_ns if path.is_file() else 0)
-    build = _builds.get(key)
-    if build is None:
-        build = _builds[key] = TrtBuild(bundle, backend)
-    return build
-
-
-class TrtEngine(SlotEngine["TrtBinding"]):
+class TrtEngine:
     """An engine and its weights. Raises ``BundleError`` when it does not have the tensors of ``contract``."""
 
-    def __init__(self, build: TrtBuild, graph: Path, contract: Contract) -> None:
-        super().__init__()
-        self.build, self.contract = build, contract
-        self.entry = build.entry_of(graph)
-        self.name = str(build.folder / self.entry.file)
+    def __init__(self, backend: TrtBackend, graph: str, contract: Contract) -> None:
+        self.backend, self.contract = backend, contract
+        self.entry = backend.entry_of(graph)
+        self.name = str(backend.folder / self.entry.file)
         self._check_widths()
-        self._engine = build.deserialize(self.entry)
+        self._engine = backend.deserialize(self.entry)
         self._check_contract()
 
     def _check_widths(self) -> None:
@@ -111,11 +93,11 @@ class TrtEngine(SlotEngine["TrtBinding"]):
             if self.contract.limits[dim] > largest:
                 raise BackendError(
                     f"{self.name}: built for {largest} {dim}, and passes have up to {self.contract.limits[dim]}; "
-                    f"{self.build.fix}"
+                    f"{self.backend.fix}"
                 )
 
     def _check_contract(self) -> None:
-        trt, engine = self.build.trt, self._engine
+        trt, engine = self.backend.trt, self._engine
         found = {}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
@@ -133,16 +115,17 @@ class TrtEngine(SlotEngine["TrtBinding"]):
             if found.get(name) != expected.get(name):
                 raise BundleError(
                     f"{self.name}: differs from the contract at {name}: got {found.get(name)}, expected "
-                    f"{expected.get(name)} (input, dtype, shape, on the GPU, alias); {self.build.fix}"
+                    f"{expected.get(name)} (input, dtype, shape, on the GPU, alias); {self.backend.fix}"
                 )
         if engine.num_optimization_profiles != len(self.entry.profiles):
             raise BundleError(
                 f"{self.name}: {engine.num_optimization_profiles} profiles, its record has "
-                f"{len(self.entry.profiles)}; {self.build.fix}"
+                f"{len(self.entry.profiles)}; {self.backend.fix}"
             )
 
-    def _bind_slot(self, slot: int, shared: Mapping[str, Any]) -> TrtBinding:
-        return TrtBinding(self, slot, shared)
+    def open(self, shared: Mapping[str, Any] | None = None) -> TrtBinding:
+        """See ``specrt.engines.interface.Engine.open``."""
+        return TrtBinding(self, shared or {})
 
     def profile_for(self, width: int, rows: int) -> int:
         """The number of the narrowest profile that such a pass fits."""
@@ -162,46 +145,41 @@ class TrtEngine(SlotEngine["TrtBinding"]):
 
     def new_pass(self, profile: int, addresses: Mapping[str, int], is_kept: bool) -> Pass:
         """A context on ``profile``. Passes that are not kept get kernels for any shape, and no graph."""
-        build, trt = self.build, self.build.trt
-        build.logger.errors.clear()
+        backend, trt = self.backend, self.backend.trt
+        backend.logger.errors.clear()
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        captures = is_kept and build.uses_graphs
+        captures = is_kept and backend.uses_graphs
         if hasattr(trt, "CudaGraphStrategy"):  # TensorRT-RTX captures by itself, and knows its own kernels better
             settings = self._settings(user_managed, is_kept, captures)
             context, captures = self._engine.create_execution_context(settings), False
         else:
             context = self._engine.create_execution_context(user_managed)
-        must(context, f"{self.name}: opening a context", build.logger)
-        made = Pass(context, build.device, build.logger, self.name, captures, is_kept)
+        must(context, f"{self.name}: opening a context", backend.logger)
+        made = Pass(context, backend.gpu, backend.logger, self.name, captures, is_kept)
         made.bind(profile, self._engine.device_memory_size_v2, addresses)
         return made
 
     def _settings(self, user_managed: Any, is_kept: bool, captures: bool) -> Any:
         """Kernels for the shapes of a kept pass are compiled when it first runs, not behind its back: with kernels
         that are exchanged while a text is generated, its bits would depend on the time."""
-        trt = self.build.trt
+        trt = self.backend.trt
         settings = self._engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(user_managed)
         graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
         settings.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if captures else graphs.DISABLED
         settings.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER if is_kept else kernels.NONE
-        self.build.cache.attach(settings)
+        self.backend.cache.attach(settings)
         return settings
-
-    def close_slot(self, slot: int) -> None:
-        """``slot`` may be opened again; what was compiled for it is kept on disk."""
-        super().close_slot(slot)
-        self.build.cache.save()
 
 
 class TrtBinding(DeviceBinding):
     """One slot's memory and its contexts; see ``specrt.engines.interface.Binding``."""
 
-    def __init__(self, engine: TrtEngine, slot: int, shared: Mapping[str, Any]) -> None:
-        self._engine, self._slot = engine, slot
+    def __init__(self, engine: TrtEngine, shared: Mapping[str, Any]) -> None:
+        self._engine = engine
         self._kept: dict[tuple[int, int], Pass] = {}
         self._wide: dict[int, Pass] = {}
-        super().__init__(engine.build.device, engine.contract, shared)
+        super().__init__(engine.backend.gpu, engine.contract, shared)
 
     def _launch(self, width: int, rows: int) -> None:
         (self._kept.get((width, rows)) or self._prepared(width, rows)).enqueue()
@@ -226,12 +204,4 @@ class TrtBinding(DeviceBinding):
             made.close()
         self._kept.clear()
         self._wide.clear()
-        self._engine.close_slot(self._slot)
-
-
-def bundle_of(graph: Path) -> Path:
-    """The bundle that a graph is in. Raises ``BundleError`` where there is none around it."""
-    for folder in graph.parents:
-        if (folder / MANIFEST_NAME).is_file():
-            return folder
-    raise BundleError(f"{graph}: no {MANIFEST_NAME} in any folder above it; export again with 'specrt export'")
+        self._engine.backend.cache.save()  # what was compiled for it

@@ -1,1 +1,1 @@
-"""What the torch model answers, and whether the exported graph answers the same."""
+"""Reference logits of the torch model, and the comparison of the exported graph with them."""

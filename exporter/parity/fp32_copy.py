@@ -1,7 +1,7 @@
 """The fp32 copy of a half-precision graph: the same nodes on widened weights, for ONNX Runtime's CPU provider.
 
-It has no bf16 kernels, and widens fp16 in places of its own choice. What the copy answers is what the graph *says*,
-without the rounding.
+The provider has no bf16 kernels, and casts fp16 to fp32 at places of its own choice. The copy computes exactly what
+the graph states, without half-precision rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def widen(model: ir.Model) -> ir.Model:
-    """Turn ``model`` into its copy, in place: every fp16 and bf16 becomes fp32, and nothing else changes."""
+    """Turn ``model`` into its fp32 copy, in place: every fp16 and bf16 becomes fp32, and nothing else changes."""
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is not None and tensor.dtype in _HALVES:

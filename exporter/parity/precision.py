@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
 from specrt.engines.interface import Array
+from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
 from specrt.exporter.parity.reference import reference_logits
 
@@ -26,12 +27,12 @@ def cast_weights(model: Any, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str], None]) -> Array:
-    """What the graph is compared with: logits [N, V] f32 of the torch model over ``ids``.
+def expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress) -> Array:
+    """The logits [N, V] f32 of the torch model over ``ids`` that the graph is compared with.
 
     In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 copy runs on the
-    CPU. Raises ``ParityError`` when they are not finite; ``note`` gets a line when the fp16 of a TensorRT bundle is
-    nearly full.
+    CPU. Raises ``ParityError`` when they are not finite; ``progress`` gets a line when activations of a TensorRT bundle
+    come close to the largest fp16 value.
     """
     if spec.dtype == "bfloat16":
         cast_weights(model, torch.float32)
@@ -42,7 +43,7 @@ def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str
     if spec.dialect == STANDARD_DIALECT:
         largest = largest_activation(model, ids)
         if largest > FLOAT16_MAX / _HEADROOM:
-            note(
+            progress.note(
                 f"activations reach {largest:.0f} on the reference text and fp16 ends at {FLOAT16_MAX:.0f}: "
                 "other texts may overflow; --dtype bf16 has room"
             )
@@ -50,7 +51,7 @@ def expected_logits(model: Any, spec: ModelSpec, ids: Array, note: Callable[[str
 
 
 def largest_activation(model: Any, ids: Array) -> float:
-    """The largest magnitude that a module of ``model`` puts out over ``ids``."""
+    """The largest magnitude in the outputs of the modules of ``model`` over ``ids``."""
     largest = 0.0
 
     def watch(module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -71,7 +72,7 @@ def largest_activation(model: Any, ids: Array) -> float:
 
 @contextmanager
 def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
-    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its copy, removed afterwards."""
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its temporary fp32 copy."""
     if spec.dtype != "bfloat16":
         yield graph, spec
         return

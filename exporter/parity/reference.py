@@ -1,4 +1,4 @@
-"""What the torch model answers on fixed ids, and whether the exported graph answers the same."""
+"""Reference logits of the torch model on fixed ids, and the comparison of the exported graph with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specrt.engines.ort.cpu import OrtEngine
 NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
-_WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # what overflows less
+_WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # the dtype that overflows less
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
@@ -28,8 +28,8 @@ _TEXT = (
 def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
     """``NUM_POSITIONS`` ids [N] i64: a fixed text, repeated, in the model's own tokens.
 
-    A tokenizer that makes little of the text, such as one that knows no Latin letters, gives its second half to ids
-    spread over the vocabulary: a model compared on one id may be any other.
+    When the text has too few distinct ids, as with a tokenizer without Latin letters, the second half is ids spread
+    over the vocabulary: logits on a single id could be those of many models.
     """
     ids = tokenizer(_TEXT, add_special_tokens=True)["input_ids"] or [0]
     chosen = np.resize(np.array(ids, np.int64), NUM_POSITIONS) % vocab_size
@@ -42,8 +42,8 @@ def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
 def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT) -> Array:
     """Logits [N, V] f32 of the torch model over ``ids``, with its own attention and without a cache.
 
-    Two passes in a row must agree to the last bit: torch's pass was once seen off by 1e-4 of the largest logit at
-    some positions, and these figures are kept. Raises ``ParityError``.
+    Two passes in a row must agree to the last bit: a pass of torch was once off by 1e-4 of the largest logit at some
+    positions, and these logits are stored in the bundle. Raises ``ParityError``.
     """
     model.set_attn_implementation("eager")
     logits = whole_logits(model, ids)
@@ -53,7 +53,7 @@ def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT)
             raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_WIDER[dialect]}")
         if np.array_equal(previous, logits):
             return logits
-    raise ParityError("the torch model gives other logits at every pass, so nothing can be compared with it")
+    raise ParityError("the torch model's logits differ in every pass, so no graph can be compared with them")
 
 
 def whole_logits(model: Any, ids: Array) -> Array:
@@ -74,8 +74,8 @@ def check_parity(
 ) -> Parity:
     """Run the graph over ``ids`` in passes of different widths and compare with ``expected`` [N, V].
 
-    Raises ``ParityError`` when the difference is not rounding, or, for quantized weights, when hardly anything is left
-    of the model's predictions.
+    Raises ``ParityError`` when the difference is more than rounding, or, for quantized weights, when the KL divergence
+    is above ``MAX_QUANTIZATION_KL``.
     """
     got = graph_logits(graph, spec, ids, threads, prepack=is_quantized)
     if not np.isfinite(got).all():
@@ -98,7 +98,7 @@ def check_parity(
 
 
 def mean_kl(expected: Array, got: Array) -> float:
-    """Mean KL(expected || got) in nats of the distributions that logits [N, V] stand for."""
+    """Mean KL(expected || got) in nats of the distributions given by logits [N, V]."""
     theirs, ours = (torch.log_softmax(torch.from_numpy(logits).double(), dim=-1) for logits in (expected, got))
     return float(torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True))
 
@@ -106,11 +106,11 @@ def mean_kl(expected: Array, got: Array) -> float:
 def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack: bool = False) -> Array:
     """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache.
 
-    Without ``prepack`` the weights are not copied; quantized ones must be, as at runtime: other kernels, which do not
-    round activations, would answer otherwise, and better.
+    Without ``prepack`` the weights are not copied. Quantized weights need it, as at runtime: without it other kernels
+    run, which do not round activations and are more accurate.
     """
     engine = OrtEngine(graph, model_contract(spec), threads, prepack)
-    binding = engine.open(0)
+    binding = engine.open()
     host = binding.host
     rows = []
     start, width = 0, spec.max_rows

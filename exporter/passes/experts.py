@@ -1,14 +1,15 @@
-"""``MoE`` nodes: their weights laid out as the operator reads them, and no expert alone with one row.
+"""``MoE`` nodes: weights in the operator's layout, and at least two rows for each expert.
 
 MoE(x, logits, Reshape(Transpose(Reshape(gate_up)))) -> MoE(x, logits, gate_up.laid_out)
 
-The trace states the layout in torch; it is computed when the weights are written. Left alone, the engine would keep
-both layouts in memory, or compute one in every pass.
+The trace converts the layout with torch operators; here this is computed once, when the weights are written. Otherwise
+the engine would keep both layouts in memory, or convert one in every pass.
 
 MoE(x [P, H], logits) -> MoE([x, x of experts that have one row], ...)[: P]
 
-Kernels for one row add in another order than those for two or more. That passes of two tokens or more agree to the last
-bit, on which reproducible texts rest, holds of experts only where each has two rows. A pass of one token is left alone.
+Kernels for one row add in another order than those for two or more. Reproducible texts need passes of two or more
+tokens to agree to the last bit, and experts do so only where each has at least two rows. A pass of one token is
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def lay_out_experts(model: ir.Model) -> ir.Model:
         if node.op_type != "MoE":
             continue
         for index, value in enumerate(node.inputs[FIRST_EXPERTS_INPUT:], start=FIRST_EXPERTS_INPUT):
-            cast = producer(value, "Cast")  # next to fp16, to fp32: it stays
+            cast = producer(value, "Cast")  # from fp16 to fp32: it stays
             reader, place = (node, index) if cast is None else (cast, 0)
             value = reader.inputs[place]
             if value is not None and value.const_value is None:
@@ -45,7 +46,7 @@ def lay_out_experts(model: ir.Model) -> ir.Model:
 
 
 def pair_rows(model: ir.Model) -> ir.Model:
-    """Let each ``MoE`` node have two rows at least for each expert, in passes of two tokens or more."""
+    """Give each expert of a ``MoE`` node at least two rows, in passes of two or more tokens."""
     for node in list(model.graph):
         if node.op_type == "MoE":
             _pair_rows(model, node)

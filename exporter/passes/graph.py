@@ -1,4 +1,4 @@
-"""Small steps on an ONNX graph that several passes take."""
+"""Helpers on an ONNX graph that several passes use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrt.engines.interface import Array
 from specrt.exporter.tracing.experts import EXPERTS_PER_TOKEN
 
 ATTENTION = "GroupQueryAttention"
-EXPERTS = ("MoE", "QMoE")  # inputs: tokens, router logits, then what is stored of the experts
+EXPERTS = ("MoE", "QMoE")  # inputs: tokens, router logits, then the stored tensors of the experts
 FIRST_EXPERTS_INPUT = 2
 
 
@@ -37,7 +37,7 @@ def add_initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
 
 
 def lazy_initializer(model: ir.Model, name: str, parts: list[ir.Value]) -> ir.Value:
-    """An initializer that is ``parts`` side by side on their last axis, put together only when it is written."""
+    """An initializer that is ``parts`` concatenated on their last axis, computed only when it is written."""
     tensors = [part.const_value for part in parts]
     shapes = [tensor.numpy().shape for tensor in tensors if tensor is not None]
     shape = (*shapes[0][:-1], sum(size[-1] for size in shapes))
@@ -52,7 +52,7 @@ def lazy_initializer(model: ir.Model, name: str, parts: list[ir.Value]) -> ir.Va
 def deferred_initializer(
     model: ir.Model, name: str, shape: tuple[int, ...], dtype: ir.DataType, make: Callable[[], ir.TensorProtocol]
 ) -> ir.Value:
-    """An initializer whose content ``make`` gives, each time that it is read."""
+    """An initializer whose content is computed by ``make`` each time that it is read."""
     tensor = ir.LazyTensor(make, dtype=dtype, shape=ir.Shape(shape), name=name)
     value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype), const_value=tensor)
     model.graph.register_initializer(value)
@@ -60,7 +60,7 @@ def deferred_initializer(
 
 
 def replace_node(model: ir.Model, node: ir.Node, nodes: list[ir.Node]) -> None:
-    """Put ``nodes`` in the place of ``node``; the last one's output stands in for its output."""
+    """Replace ``node`` by ``nodes``; the output of the last one replaces its output."""
     model.graph.insert_before(node, nodes)
     old, new = node.outputs[0], nodes[-1].outputs[0]
     new.shape, new.type = old.shape, old.type
@@ -81,7 +81,7 @@ def remove_unused(model: ir.Model) -> None:
 def bytes_per_pass(model: ir.Model) -> int:
     """Bytes of the initializers that a pass of one token reads.
 
-    Tables of which some rows are looked up do not count; of experts those count that a token goes through.
+    Tables that are only looked up do not count. Of the experts, only those that a token is routed to count.
     """
     return sum(
         round(value.const_value.nbytes * _share_read(value))
@@ -91,7 +91,7 @@ def bytes_per_pass(model: ir.Model) -> int:
 
 
 def _share_read(value: ir.Value) -> float:
-    """The share of ``value`` that a pass reads; what is only dequantized for lookups is not widened as a whole."""
+    """The share of ``value`` that a pass reads. A table that is dequantized only for lookups is not read as a whole."""
     shares = [0.0]
     for node, index in value.uses():
         if node.op_type in ("DequantizeLinear", "Cast"):
@@ -111,7 +111,7 @@ def num_experts(node: ir.Node) -> int:
 
 
 def experts_per_token(node: ir.Node) -> int:
-    """How many experts a token goes through in a node of ``EXPERTS``."""
+    """The number of experts that a token is routed to in a node of ``EXPERTS``."""
     return int(node.metadata_props[EXPERTS_PER_TOKEN])
 
 
@@ -146,7 +146,7 @@ def routers(model: ir.Model) -> set[ir.Node]:
 
 
 def ancestors(model: ir.Model, wanted: tuple[ir.Value, ...], input_name: str) -> ir.Model:
-    """A model of its own that computes ``wanted`` from the graph input ``input_name``.
+    """A separate model that computes ``wanted`` from the graph input ``input_name``.
 
     Raises ``ValueError`` when it needs another input too.
     """
@@ -218,7 +218,7 @@ def copy_nodes(nodes: Sequence[ir.Node], mapping: dict[ir.Value, ir.Value]) -> l
 
 
 def chain_of(value: ir.Value, op_type: str) -> Iterator[ir.Value]:
-    """``value`` and what it was before a run of ``op_type`` nodes, the latest first."""
+    """``value``, then the inputs of the chain of ``op_type`` nodes that produces it, the last node's first."""
     current: ir.Value | None = value
     while current is not None:
         yield current

@@ -1,10 +1,10 @@
-"""Linear layers on rows without a batch dimension become what all others are: a MatMul by a weight [K, N], and an Add.
+"""Linear layers on rows without a batch dimension become a MatMul by a weight [K, N] and an Add, as all others are.
 
 Gemm(x [M, K], weight [N, K], bias, transB=1) -> Add(MatMul(x, weight.columns [K, N]), bias)
 Gemm(x [M, K], weight [K, N], bias)           -> Add(MatMul(x, weight), bias)
 
-torch's exporter writes a Gemm for two dimensions, as shared experts have them, and a MatMul for three. Packing and
-quantization know the MatMul.
+torch's exporter writes a Gemm for two dimensions, which shared experts have, and a MatMul for three. Packing and
+quantization only handle the MatMul.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLAIN = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 
 
 def unify_linears(model: ir.Model) -> ir.Model:
-    """Replace each Gemm by a stored weight that nothing else reads. The weight's memory is not copied."""
+    """Replace each Gemm whose weight is stored and has no other reader. The weight's memory is not copied."""
     for node in list(model.graph):
         weight = node.inputs[1] if node.op_type == "Gemm" else None
         if weight is None or weight.const_value is None or len(weight.uses()) != 1 or not _is_linear(node):

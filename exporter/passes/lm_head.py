@@ -3,7 +3,7 @@
 Before:  MatMul(x [1, R, H], Transpose(table [V, H])) -> [1, R, V]
 After:   Reshape(Gemm(Reshape(x) [R, H], table, transB=1)) -> [1, R, V]
 
-Left alone, the engine would fold the transpose into a second copy of the table at every load.
+Otherwise the engine would fold the transpose into a second copy of the table at every load.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Projections of one input become one matmul: fewer and larger ones keep the memory bus busy.
+"""Projections of one input become one matmul. Fewer and larger matmuls use more of the memory bandwidth.
 
-Queries, keys and values:  three MatMul (+ Add) -> one MatMul (+ Add), handed packed to GroupQueryAttention.
+Queries, keys and values:  three MatMul (+ Add) -> one MatMul (+ Add), passed packed to GroupQueryAttention.
 Gate and up, and the like: MatMuls of one input -> one MatMul and a Split.
-Packed weights are concatenated one at a time when the graph is saved, not held next to the originals.
+Packed weights are concatenated one at a time when the graph is saved, and never all held in addition to the originals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Projection:
 
 
 def pack_qkv(model: ir.Model) -> ir.Model:
-    """Pack the projections of each attention node that takes them as they come (rotation inside the node or absent)."""
+    """Pack the projections of each attention node that reads them directly (rotation inside the node, or none)."""
     for node in attention_nodes(model):
         projections = [_projection(value) for value in node.inputs[:3]]
         if any(p is None for p in projections):
@@ -49,7 +49,7 @@ def pack_qkv(model: ir.Model) -> ir.Model:
 
 
 def pack_shared_inputs(model: ir.Model) -> ir.Model:
-    """Join the remaining matmuls that read the same value, but for routers, which are never quantized."""
+    """Join the remaining matmuls that read the same value, except routers, which are never quantized."""
     groups: dict[ir.Value, list[ir.Node]] = {}
     apart = routers(model)
     for node in model.graph:

@@ -1,4 +1,4 @@
-"""Reshapes and transposes that cancel are dropped; what tracing a [1, M, H, D] attention leaves behind."""
+"""Drop reshapes and transposes that cancel, which tracing a [1, M, H, D] attention leaves behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _cancel_transposes(node: ir.Node) -> None:
 
 
 def _same(a: ir.Value, b: ir.Value) -> bool:
-    """Both shapes are known and equal, symbols included."""
+    """Whether both shapes are known and equal, symbols included."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return False
     return all(x == y and (isinstance(x, int) or x.value is not None) for x, y in zip(a.shape, b.shape, strict=True))
@@ -53,6 +53,6 @@ def _shorten(node: ir.Node) -> None:
 
 
 def _has_explicit_shape(node: ir.Node) -> bool:
-    """The target shape is constant and copies no dimension (a 0) from the input."""
+    """Whether the target shape is constant and copies no dimension (a 0) from the input."""
     target = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
     return target is not None and 0 not in target.numpy()

@@ -3,8 +3,8 @@
 Before:  q -> Reshape -> [norm] -> Transpose -> q cos + rotate_half(q) sin -> Transpose -> Reshape -> attention
 After:   q -> [Reshape -> norm -> Reshape] -> attention(cos_cache, sin_cache, do_rotary=1)
 
-The tables are the traced graph's *own* cos and sin, evaluated at every position up to the capacity: rope scaling of any
-kind comes along. A node that does not match (partial or interleaved rotation) is left as the model wrote it.
+The tables are the traced graph's own cos and sin, evaluated at every position up to the capacity, so any kind of rope
+scaling is included. A node that does not match (partial or interleaved rotation) is left unchanged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fold_rotary(model: ir.Model, capacity: int) -> ir.Model:
 
 
 def _rotation(rows: ir.Value | None) -> ir.Node | None:
-    """The fused rotation behind the [1, M, H * D] ``rows`` of an attention node, if it is all that is in between."""
+    """The fused rotation that makes the [1, M, H * D] ``rows`` of an attention node, if nothing else is in between."""
     reshape = producer(rows, "Reshape")
     transpose = producer(reshape.inputs[0], "Transpose") if reshape else None
     if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != _SWAP:
@@ -55,7 +55,7 @@ def _rotation(rows: ir.Value | None) -> ir.Node | None:
 def _attach(
     model: ir.Model, node: ir.Node, rotations: tuple[ir.Node, ir.Node], caches: tuple[ir.Value, ir.Value]
 ) -> None:
-    """Bypass the rotation of both inputs and hand the tables to the node."""
+    """Bypass the rotation of both inputs and pass the tables to the node."""
     for index, rotation in enumerate(rotations):
         reshape = node.inputs[index].producer()  # type: ignore[union-attr]
         transpose = reshape.inputs[0].producer()  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ def _attach(
 
 
 def _take_outputs(node: ir.Node) -> list[ir.Value]:
-    """New values that stand in for the outputs of ``node`` everywhere, graph outputs included."""
+    """New values that replace the outputs of ``node`` everywhere, graph outputs included."""
     fresh = []
     for old in node.outputs:
         new = ir.Value(name=old.name, shape=old.shape, type=old.type)
@@ -79,7 +79,7 @@ def _take_outputs(node: ir.Node) -> list[ir.Value]:
 
 
 def _tables(model: ir.Model, cos: ir.Value, sin: ir.Value, capacity: int) -> tuple[ir.Value, ir.Value] | None:
-    """cos and sin at positions 0 .. capacity - 1 as initializers [capacity, D / 2], or None where that cannot be."""
+    """cos and sin at positions 0 .. capacity - 1 as initializers [capacity, D / 2], or None if not possible."""
     values = _evaluate(model, (cos, sin), capacity)
     halves = []
     for value in values:

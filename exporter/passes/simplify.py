@@ -1,7 +1,7 @@
-"""What every traced graph goes through: constants are folded, reshapes shortened, common and unused nodes dropped.
+"""Simplify every traced graph: fold constants, shorten reshapes, drop repeated and unused nodes.
 
-``onnxscript.optimizer.optimize_ir`` does the same with all of its rewrite rules, of which these match in traced
-language models. It tries every rule on every node, and one rule compares each node with all the others.
+``onnxscript.optimizer.optimize_ir`` does the same with all of its rewrite rules; those used here are the ones that
+match in traced language models. It tries every rule on every node, and one rule compares each node with all others.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def fold_weights(model: ir.Model) -> ir.Model:
-    """Fold what has become constant in a simplified graph whose weights were not known before. In place."""
+    """Fold what became constant in a simplified graph when its weights were added. In place."""
     fold_constants_ir(model)
     return _clean(model)
 
 
 def _clean(model: ir.Model) -> ir.Model:
-    """No unused or repeated nodes, no constants but initializers, and every name once."""
+    """Drop unused and repeated nodes, turn constants into initializers, and make names unique."""
     ir.passes.Sequential(
         common.RemoveUnusedNodesPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),

@@ -1,9 +1,9 @@
-"""Weights in blocks of 8 or 4 bits: every matmul with a stored weight, the tied head and the embedding table too.
+"""Weights in blocks of 8 or 4 bits: every matmul with a stored weight, the tied head and the embedding table.
 
 MatMul(x, W [K, N])              -> MatMulNBits(x, blocks [N, B, bytes], scales, zero points)
-                                    x, in 4 bits, with the sums of its blocks next to it where blocks have offsets
+                                    in 4 bits, where blocks have offsets, x is followed by the sums of its blocks
 Gemm(x, table [V, H], transB=1)  -> the same, and Gather(table, ids) dequantizes the rows it looks up
-Gather(table, ids), not tied     -> the same rows from blocks of their own
+Gather(table, ids), not tied     -> the same, from the table's own blocks
 
 ``w8a8`` has no blocks: see ``specrt.exporter.quantization.w8a8``. A tied head and tables are as in ``int8``.
 
@@ -30,7 +30,8 @@ from specrt.exporter.quantization.w8a8 import integer_matmul
 class Quantization:
     """``bits`` a weight in blocks of ``block_size`` along the summed axis, each with a scale (and a zero point).
 
-    Blocks of 0 are whole columns, and activations are rounded to integers too (``specrt.exporter.quantization.w8a8``).
+    With ``block_size`` 0 a block is a whole column, and activations are rounded to integers too
+    (``specrt.exporter.quantization.w8a8``).
     """
 
     bits: int
@@ -45,21 +46,21 @@ class Quantization:
         return self.bits / 8 + (4 + self.has_zero_points * self.bits / 8) / self.block_size
 
 
-# Blocks of 32: with 128, SmolLM2's passes of 2 and of 9 rows gave other bits, and reproducible text needs equal ones.
+# Blocks of 32: with 128, SmolLM2's passes of 2 and of 9 rows differed in bits, and reproducible text needs equal ones.
 QUANTIZATIONS = {
     "int8": Quantization(8, 32, False),
     "w8a8": Quantization(8, 0, False),
     "int4": Quantization(4, 32, True),
 }
 TABLE = QUANTIZATIONS["int8"]
-WORTH_OFFSETS = 0.5  # of a weight's blocks must be on a grid of their own
-_OF_OFFSETS = 0.02  # of a weight's blocks may be on one with an offset before the weight gets offsets
-ACCURACY_LEVEL = 4  # the kernels round activations to int8; pinned, so that no default decides
+WORTH_OFFSETS = 0.5  # a weight gets offsets when at least this share of its blocks is on a 4-bit grid
+_OF_OFFSETS = 0.02  # ... and more than this share is on a grid whose offset is not zero
+ACCURACY_LEVEL = 4  # the kernels round activations to int8; set explicitly, so that defaults do not matter
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Initializers of a quantized weight [N, K]. With offsets ``K`` counts a column more for each of its blocks."""
+    """Initializers of a quantized weight [N, K]. With offsets, ``K`` includes one more column for each block."""
 
     data: ir.Value  # [N, B, block bytes] u8
     scales: ir.Value  # [N, B] f32
@@ -70,10 +71,10 @@ class _Blocks:
 
 
 def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
-    """Quantize all matmuls with a stored weight, and the tables they share or that are looked up.
+    """Quantize all matmuls with a stored weight, and embedding tables, tied or not.
 
-    What has a row for each of ``vocab_size`` ids, head and embedding table, keeps 8 bits: it decides every token. So
-    do routers keep fp32. Experts: see ``specrt.exporter.quantization.experts``.
+    The head and the embedding table, which have a row for each of ``vocab_size`` ids, keep 8 bits, since they affect
+    every token. For the same reason routers stay in fp32. For experts see ``specrt.exporter.quantization.experts``.
     """
     tables: dict[str, _Blocks] = {}
     scoring = routers(model)
@@ -120,7 +121,7 @@ def _matmul(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, quantizatio
 
 
 def _with_block_sums(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, size: int) -> list[ir.Node]:
-    """[1, M, K] -> [1, M, K + K / size]: the inputs, then the sum of each block of them. Or both without the 1."""
+    """[1, M, K] -> [1, M, K + K / size]: the inputs, then the sum of each block of them. The 1 may be absent."""
     name = blocks.data.name
     rank = len(rows.shape) if rows is not None and rows.shape is not None else 3
     shape = add_initializer(model, f"{name}.by_block", np.array([*(0,) * (rank - 1), -1, size], np.int64))
@@ -151,7 +152,7 @@ def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
 
 
 def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_first: bool) -> _Blocks:
-    """Initializers that are filled when they are written. ``rows_first``: the weight is as [N, K], else as [K, N]."""
+    """Initializers computed when they are written. ``rows_first``: the weight is stored as [N, K], else as [K, N]."""
     assert weight.const_value is not None
     parts = _Parts(weight.const_value, quantization, rows_first)
     num_rows, num_columns = parts.shape
@@ -172,7 +173,7 @@ def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_
 
 
 class _Parts:
-    """The blocks of one weight, made when they are asked for. The large part is not kept, the small ones are.
+    """The blocks of one weight, computed on demand. The integers are not cached; scales and zero points are.
 
     ``shape`` is [N, K], the columns of offsets included.
     """
@@ -190,7 +191,7 @@ class _Parts:
         self.shape = (rows, columns + (columns // quantization.block_size if self.has_offsets else 0))
 
     def _by_row(self) -> Array:
-        """[N, K]; a view where that is what the weight's memory gives."""
+        """[N, K]; a view where the memory layout allows it."""
         array: Array = self._tensor.numpy()
         return array if self._rows_first else array.T
 
@@ -233,8 +234,8 @@ def quantized_in_4_bits(
 ) -> tuple[Array, Array, Array]:
     """Blocks [N, B, bytes] u8, scales [N, B] f32 and zero points [N, bytes] u8 of ``weight`` [N, K].
 
-    With offsets, blocks of columns that hold them follow, in 4 bits themselves: they are at most half a step.
-    ``through_zero`` is as in ``round_blocks``.
+    With offsets, blocks of the columns that hold the offsets follow. These are in 4 bits too, since an offset is at
+    most half a step. ``through_zero`` is as in ``round_blocks``.
     """
     size = quantization.block_size
     parts = [round_blocks(weight, size, with_offsets, through_zero)]

@@ -2,9 +2,9 @@
 
 MoE(x, logits, gate_up [E, 2 I, H], ., down [E, H, I], .) -> QMoE(x, logits, blocks and scales of each, zero points)
 
-``w8a8`` has the experts of ``int8``: the kernel rounds activations to 8 bits in blocks anyway. Blocks have no offsets,
-which are columns of their own in a matmul. Where 32 and 16 divide the rows of an expert not, they are stored in 8 bits
-with a scale a row.
+``w8a8`` stores experts as ``int8`` does: the kernel rounds activations to 8 bits in blocks anyway. Blocks have no
+offsets, which would be extra columns of a matmul. Experts with rows that neither 32 nor 16 divides are stored in 8 bits
+with one scale per row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def quantize_experts(model: ir.Model, name: str) -> ir.Model:
 
 
 def layout_of(name: str, num_inputs: tuple[int, int]) -> Quantization:
-    """How experts are stored whose two matmuls sum over ``num_inputs``: one layout for both."""
+    """The layout of experts whose two matmuls sum over ``num_inputs``, which is the same for both."""
     wanted = QUANTIZATIONS["int8" if name == "w8a8" else name]
     size = next((size for size in (wanted.block_size, 16) if all(count % size == 0 for count in num_inputs)), 0)
     return Quantization(wanted.bits, size, wanted.has_zero_points) if size else _WHOLE_ROWS
@@ -78,7 +78,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, model: ir.Model, weight: ir.Value, layout: Quantization) -> _Blocks:
-        """Initializers that are filled when they are written."""
+        """Initializers computed when they are written."""
         assert weight.const_value is not None
         experts, num_rows, num_inputs = _shape(weight)
         parts = _Parts(weight.const_value, layout)
@@ -99,7 +99,7 @@ class _Blocks:
 
 
 class _Parts:
-    """The blocks of one weight [E, N, K], made when they are asked for. The large part is not kept."""
+    """The blocks of one weight [E, N, K], computed on demand. The integers are not cached."""
 
     def __init__(self, tensor: ir.TensorProtocol, layout: Quantization) -> None:
         self._tensor, self._layout = tensor, layout

@@ -1,13 +1,13 @@
-"""Weights as integers for TensorRT: DequantizeLinear next to the matmul or the lookup that reads them.
+"""Weights as integers for TensorRT, with a DequantizeLinear before the matmul or the lookup that reads them.
 
 MatMul(x, W [K, N])      -> MatMul(x, DequantizeLinear(integers [K, N], scales))
 Gather(table [V, H])     -> Gather(DequantizeLinear(integers [V, H], scales [V]))
-both, of a tied table    -> integers [H, V], stored once: the head reads them as any matmul does, and the lookup takes
-                            columns of them and multiplies these by their scales
+both, of a tied table    -> integers [H, V], stored once: the head reads them as any matmul does; the lookup gathers
+                            columns and multiplies them by their scales
 
 Activations stay fp16 or bf16. TensorRT-RTX 1.7 widens integers inside its matmul in two cases only: 4 bits in blocks,
-and 8 bits with a scale a column. The other two cases build as well, and widen the whole weight in every pass. A lookup
-must not read what a matmul reads, or the table is widened as a whole for it: it has a DequantizeLinear of its own.
+and 8 bits with one scale per column. The other two cases also build, but widen the whole weight in every pass. A lookup
+has its own DequantizeLinear: if it shared a matmul's, the whole table would be widened for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 class Layout:
     """Signed integers of ``bits``, with a scale for each block of ``block_size`` along the summed axis.
 
-    Blocks of 0 are whole columns. There are no zero points: TensorRT takes none.
+    With ``block_size`` 0 a block is a whole column. There are no zero points, which TensorRT does not support.
     """
 
     bits: int
@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Scales of two bytes included, but for those of whole columns."""
+        """Includes scales of two bytes, except those of whole columns."""
         return self.bits / 8 + (2 / self.block_size if self.block_size else 0)
 
 
@@ -57,10 +57,10 @@ class _Integers:
 
 
 def dequantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
-    """Store every matmul's weight, and the tables they share or that are looked up, as integers of ``LAYOUTS[name]``.
+    """Store the weights of all matmuls, and embedding tables, tied or not, as integers of ``LAYOUTS[name]``.
 
-    What has a row for each of ``vocab_size`` ids, head and embedding table, keeps 8 bits, and so does a weight whose
-    rows cannot be cut into blocks of at least 16.
+    The head and the embedding table, which have a row for each of ``vocab_size`` ids, keep 8 bits. So does a weight
+    whose rows cannot be divided into blocks of at least 16.
     """
     heads: dict[str, _Integers] = {}
     for node in list(model.graph):
@@ -112,7 +112,7 @@ def _widened(integers: _Integers) -> ir.Node:
 
 
 def _lookup(model: ir.Model, gather: ir.Node, table: ir.Value) -> list[ir.Node]:
-    """Rows of a table that no matmul reads, stored as it is. [1, W] ids -> [1, W, H]"""
+    """Rows of a table that no matmul reads, stored as [V, H]. [1, W] ids -> [1, W, H]"""
     rows = _integers(model, _Source(table, rows_first=True), TABLE, keep_rows=True)
     wide = ir.node("DequantizeLinear", [rows.data, rows.scales], attributes={"axis": 0})
     return [wide, ir.node("Gather", [wide.outputs[0], gather.inputs[1]])]
@@ -151,7 +151,7 @@ class _Source:
 
 
 def _integers(model: ir.Model, source: _Source, layout: Layout, keep_rows: bool = False) -> _Integers:
-    """Initializers that are filled when they are written; ``keep_rows`` leaves the integers as [N, K]."""
+    """Initializers computed when they are written; ``keep_rows`` leaves the integers as [N, K]."""
     dtype = source.value.dtype
     assert dtype is not None
     parts = _Parts(source, layout, dtype.numpy(), keep_rows)
@@ -167,7 +167,7 @@ def _integers(model: ir.Model, source: _Source, layout: Layout, keep_rows: bool 
 
 
 class _Parts:
-    """The parts of one weight, made when they are asked for. The large one is not kept."""
+    """The parts of one weight, computed on demand. The integers are not cached."""
 
     def __init__(self, source: _Source, layout: Layout, dtype: np.dtype[Any], keep_rows: bool) -> None:
         self._source, self._layout, self._dtype, self._keep_rows = source, layout, dtype, keep_rows
@@ -188,7 +188,7 @@ class _Parts:
 def rounded(weight: Array, layout: Layout, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Integers [K, N] i8 and scales of ``dtype`` ([N], or [B, N] in blocks) of ``weight`` [K, N] f32.
 
-    The integers are those that fit the scales as they are after rounding to ``dtype``.
+    The integers are computed from the scales after these are rounded to ``dtype``.
     """
     num_inputs, num_outputs = weight.shape
     size = layout.block_size or num_inputs
@@ -196,7 +196,7 @@ def rounded(weight: Array, layout: Layout, dtype: np.dtype[Any]) -> tuple[Array,
     blocks = np.ascontiguousarray(weight.reshape(-1, size, num_outputs).transpose(0, 2, 1))
     scales = symmetric_scales(blocks, largest) if layout.block_size else np.abs(blocks).max(axis=-1) / largest
     scales = scales.astype(dtype)
-    scales[scales == 0] = 1  # a block of zeros, or of what is none in this dtype
+    scales[scales == 0] = 1  # a block of zeros, or of values that round to zero in this dtype
     units = blocks / scales.astype(np.float32)[..., None]  # [B, N, size]
     integers = np.clip(np.rint(units), -largest - 1, largest).astype(np.int8)
     integers = np.ascontiguousarray(integers.transpose(0, 2, 1)).reshape(num_inputs, num_outputs)

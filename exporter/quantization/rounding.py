@@ -1,13 +1,13 @@
-"""Weights in 4 bits: which scale, and which lowest value, a block of them takes.
+"""Weights in 4 bits: the choice of scale and lowest value of each block.
 
-A weight is ``scale * q + lowest`` with ``q`` in 0 .. 15. The kernels know a zero point ``z`` in 0 .. 15 instead of the
-lowest value, ``scale * (q - z)``. What that leaves, ``offset = lowest + z * scale``, is one number for a whole block:
-it can be added as ``offset * sum of the block's inputs``, exactly, by columns that are appended to the weight.
+A weight is ``scale * q + lowest`` with ``q`` in 0 .. 15. The kernels take a zero point ``z`` in 0 .. 15 instead of the
+lowest value, ``scale * (q - z)``. The difference, ``offset = lowest + z * scale``, is one number per block. Columns
+that are appended to the weight add it exactly, as ``offset * sum of the block's inputs``.
 
-Weights that come out of a 4-bit file are on such a grid already. With the offset they are found again; without, each
-block is off by up to half a step. Grids with a whole zero point (GPTQ, AWQ, compressed-tensors; GGUF's Q4_0, but not
-Q4_1 and Q4_K) have offsets of zero, and need none. Blocks that are on no grid get the scale and zero point that lose
-least, and no offset, which would hardly help.
+Weights from a 4-bit file are on such a grid already. With the offset they are reproduced exactly; without it, each
+block is off by up to half a step. Grids with an integer zero point (GPTQ, AWQ, compressed-tensors; GGUF's Q4_0, but not
+Q4_1 and Q4_K) have offsets of zero. Blocks that are on no grid get the scale and zero point with the least error, and
+no offset, which would hardly help.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from specrt.engines.interface import Array
 
 LEVELS = 15  # steps from the lowest to the highest value of 4 bits
-_ON_GRID = 1e-3  # of the range of a block: a difference that small is the float's rounding, not another level
+_ON_GRID = 1e-3  # of a block's range: smaller differences are float rounding, not another level
 _SAMPLE_ROWS = 32
 _CLIPPED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # shares of a block's range that are tried
 _CHUNK = 1 << 24  # weights at a time
@@ -37,9 +37,9 @@ class Rounded:
 
 
 def share_on_grid(weight: Array, size: int, through_zero: bool = False) -> float:
-    """The share of blocks of ``weight`` [N, K] f32 that come out of 4 bits, judged by rows spread over it.
+    """The share of blocks of ``weight`` [N, K] f32 that are on a 4-bit grid, estimated from rows spread over it.
 
-    ``through_zero`` counts those whose offset is zero only.
+    ``through_zero`` counts only those whose offset is zero.
     """
     rows, columns = weight.shape
     if columns % size:
@@ -51,10 +51,10 @@ def share_on_grid(weight: Array, size: int, through_zero: bool = False) -> float
 
 
 def round_blocks(weight: Array, size: int, with_offsets: bool, through_zero: bool = False) -> Rounded:
-    """Round ``weight`` [N, K] f32 in blocks of ``size``; the last one is filled with zeros.
+    """Round ``weight`` [N, K] f32 in blocks of ``size``; the last one is padded with zeros.
 
-    ``with_offsets``: blocks that are on a grid are rounded to it; all others as without, to what loses least.
-    ``through_zero``: without offsets, blocks on a grid that needs none are rounded to it.
+    ``with_offsets``: blocks that are on a grid are rounded to it, all others to the values with the least error.
+    ``through_zero``: without offsets, blocks on a grid whose offset is zero are rounded to it.
     """
     round_one = _round_through_zero if through_zero else _round_on_grid if with_offsets else _round_searched
     rows, columns = weight.shape
@@ -78,7 +78,7 @@ def round_blocks(weight: Array, size: int, with_offsets: bool, through_zero: boo
 def _grid_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(scales, lowest values, largest miss as a share of the range), each [B], of the grid that fits [B, size] best.
 
-    Fewer levels are tried only for blocks that more do not fit; what fits none keeps the finest.
+    Fewer levels are tried only for blocks that do not fit more; blocks that fit no grid keep the finest one.
     """
     lowest = blocks.amin(-1)
     span = blocks.amax(-1) - lowest
@@ -99,7 +99,7 @@ def _grid_of(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _and_zero(blocks: torch.Tensor) -> torch.Tensor:
-    """[B, size] -> [B, size + 1]: a grid of these has zero on it, and so a whole zero point."""
+    """[B, size] -> [B, size + 1], with a zero, so that a grid of these has an integer zero point."""
     return torch.nn.functional.pad(blocks, (0, 1))
 
 
@@ -149,7 +149,7 @@ def _levels(blocks: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> 
 def symmetric_scales(blocks: Array, largest: int) -> Array:
     """Scales [...] f32 of ``blocks`` [..., size] f32 in integers of -``largest`` - 1 .. ``largest``: least squares.
 
-    The weight of the largest size may take the one more level that the negative side has.
+    The weight of the largest magnitude may use the extra level of the negative side.
     """
     values = torch.from_numpy(np.ascontiguousarray(blocks, np.float32))
     at = values.abs().argmax(-1, keepdim=True)
@@ -157,7 +157,7 @@ def symmetric_scales(blocks: Array, largest: int) -> Array:
     least = torch.full_like(signed, torch.inf)
     best = torch.ones_like(signed)
     candidates = [signed.abs() * (share / largest) for share in _CLIPPED]
-    candidates += [-signed * (share / (largest + 1)) for share in _CLIPPED[:3]]  # the largest lands on -largest - 1
+    candidates += [-signed * (share / (largest + 1)) for share in _CLIPPED[:3]]  # the largest becomes -largest - 1
     for scales in candidates:
         scales = torch.where(scales != 0, scales, torch.ones_like(scales))
         levels = (values / scales[..., None]).round_().clamp_(-largest - 1, largest)

@@ -1,11 +1,11 @@
-"""Matmuls in 8-bit integers: one scale a column of the weight, and one a row of the activations, found as they come.
+"""Matmuls in 8-bit integers, with a scale per column of the weight and, computed at runtime, per row of activations.
 
 MatMul(x [1, M, K], W [K, N])  ->  round(x / step) @ round(W / scales) * scales * step, step = max |x| / 127 of a row
 
-Both sides are unsigned, with 128 for zero: of unsigned by signed bytes, kernels for AVX2 add two products in 16 bits,
-where they overflow. So the sum is exact everywhere, a row's result depends on no other row, and passes of several rows
-cost hardly more than passes of one where the processor multiplies bytes (VNNI, AMX). Blocks of weights alone
-(``quantize``) lose less.
+Both sides are unsigned, with 128 for zero: for unsigned by signed bytes, kernels for AVX2 add two products in 16 bits,
+which can overflow. So the sum is exact on every processor, and a row's result depends on no other row. Where the
+processor multiplies bytes (VNNI, AMX), passes of several rows cost hardly more than passes of one. Quantizing only the
+weights, in blocks (``specrt.exporter.quantization.blocks``), is more accurate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_STEP = 1e-30  # of a row of zeros
 
 
 def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
-    """The nodes that take the place of ``matmul``, whose second input is a stored weight [K, N]."""
+    """The nodes that replace ``matmul``, whose second input is a stored weight [K, N]."""
     rows, weight = matmul.inputs
     assert weight is not None and weight.const_value is not None
     num_inputs, num_outputs = (int(size) for size in weight.const_value.shape)  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def rounded_columns(weight: Array) -> tuple[Array, Array]:
 
 
 class _Columns:
-    """The parts of one weight, made when they are asked for. The large one is not kept."""
+    """The parts of one weight, computed on demand. The integers are not cached."""
 
     def __init__(self, tensor: ir.TensorProtocol) -> None:
         self._tensor = tensor

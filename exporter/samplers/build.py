@@ -21,10 +21,9 @@ from specrt.engines.samplers import (
     PENALTIES,
     SAMPLER_NAMES,
     SOFTMAX,
-    TOKEN,
     sampler_contract,
 )
-from specrt.exporter.samplers.verification import write_block, write_match, write_match_sampled, write_token
+from specrt.exporter.samplers.verification import write_block, write_match, write_match_sampled
 from specrt.exporter.samplers.warping import (
     write_filter,
     write_logprobs,
@@ -35,14 +34,13 @@ from specrt.exporter.samplers.warping import (
 from specrt.exporter.samplers.writer import GraphWriter, drafted_ids
 
 _WRITERS: dict[str, Callable[[GraphWriter, ModelSpec, int], None]] = {
-    MATCH: lambda g, spec, vocab: write_match(g, drafted_ids(g)),
+    MATCH: lambda g, spec, vocab: write_match(g, drafted_ids(g), spec.vocab_size),
     PENALTIES: lambda g, spec, vocab: write_penalties(g, drafted_ids(g)),
     SOFTMAX: lambda g, spec, vocab: write_softmax(g, spec.vocab_size, vocab),
     FILTER: lambda g, spec, vocab: write_filter(g, spec.vocab_size, vocab, NUM_SORTED),
     FILTER_WIDE: lambda g, spec, vocab: write_filter(g, spec.vocab_size, vocab, NUM_SORTED_WIDE),
     NUCLEUS: lambda g, spec, vocab: write_nucleus(g, spec.vocab_size, vocab),
     MATCH_SAMPLED: lambda g, spec, vocab: write_match_sampled(g, drafted_ids(g), vocab),
-    TOKEN: lambda g, spec, vocab: write_token(g, drafted_ids(g), vocab),
     BLOCK: lambda g, spec, vocab: write_block(g, drafted_ids(g), vocab, spec.max_rows),
     LOGPROBS: lambda g, spec, vocab: write_logprobs(g, spec.vocab_size),
 }

@@ -1,1 +1,1 @@
-"""Where a model comes from: finding it, reading its files, and whether what was loaded is what they hold."""
+"""Model sources: find a model, read its files, and check the loaded weights against them."""

@@ -1,4 +1,4 @@
-"""Adapters: next to a model, instead of one, or named by ``--adapter``. ``merging`` reads their weights."""
+"""LoRA adapters: in a model's folder, in place of a model, or from ``--adapter``. ``merging`` reads their weights."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MODEL = (
     "pytorch_model.bin.index.json",
 )
 _TASKS = ("CAUSAL_LM", None)
-# What would make of the base another model than the one that was planned, or needs a runtime of its own.
+# Settings that change the architecture of the base, or need a special runtime.
 _REFUSED = ("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter that was found: its settings are read, its weights are not. ``folder`` is local."""
+    """A LoRA adapter whose settings are read and whose weights are not. ``folder`` is local."""
 
     name: str
     folder: Path
@@ -56,7 +56,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterChoice:
-    """What the caller says of adapters: ``name`` to merge one, ``ignore`` to leave out one that comes with a model."""
+    """Options for adapters: ``name`` is the one to merge, ``ignore`` leaves out one that comes with a model."""
 
     name: str | None = None
     revision: str | None = None
@@ -66,7 +66,7 @@ class AdapterChoice:
         if self.name is not None and self.ignore:
             raise UsageError(f"--adapter {self.name}: got --no-adapter too; leave one out")
         if self.name is None and self.revision is not None:
-            raise UsageError(f"--adapter-revision {self.revision}: there is no --adapter that it is of; leave it out")
+            raise UsageError(f"--adapter-revision {self.revision}: got no --adapter; leave it out")
 
 
 NO_CHOICE = AdapterChoice()
@@ -77,7 +77,7 @@ def find_adapted(
 ) -> Source:
     """``find_source``, with the adapter that ``choice`` names, or with the base of ``name`` when that is an adapter.
 
-    Raises ``UsageError`` for a model that comes with an adapter while ``choice`` says nothing of it, and
+    Raises ``UsageError`` for a model that comes with an adapter that ``choice`` neither merges nor ignores, and
     ``SourceError`` or ``UnsupportedModelError`` for an adapter that cannot be read or merged.
     """
     base, own = _base_and_adapter(name, revision, choice)
@@ -91,7 +91,7 @@ def find_adapted(
 
 
 def find_adapted_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """``find_config``; of an adapter it is its base's."""
+    """``find_config``; for an adapter, the config of its base."""
     if Path(name).suffix == ".json":
         return find_config(name, revision, trust_remote_code)
     base, own = _base_and_adapter(name, revision, AdapterChoice(ignore=True), only_config=True)
@@ -102,7 +102,7 @@ def find_adapted_config(name: str, revision: str | None = None, trust_remote_cod
 
 
 def find_adapter(name: str, revision: str | None = None) -> Adapter:
-    """The adapter in a folder or of a hub id. Raises ``SourceError`` or ``UnsupportedModelError``."""
+    """The adapter at a folder or hub id. Raises ``SourceError`` or ``UnsupportedModelError``."""
     path = Path(name).expanduser()
     if path.is_dir() and revision is not None:
         raise SourceError(f"{name}: --adapter-revision {revision} is for hub ids, this is a local path; leave it out")
@@ -127,14 +127,14 @@ def find_adapter(name: str, revision: str | None = None) -> Adapter:
 def _base_and_adapter(
     name: str, revision: str | None, choice: AdapterChoice, only_config: bool = False
 ) -> tuple[str, Adapter | None]:
-    """(where the base is, the adapter that ``name`` is). ``only_config``: a config.json makes a model."""
+    """(location of the base, adapter at ``name`` or None). ``only_config``: a config.json alone counts as a model."""
     is_adapter = Path(name).expanduser().suffix.lower() != ".gguf" and _file(name, SETTINGS, revision) is not None
     if not is_adapter:
         return name, None
     if _holds_model(name, revision) or (only_config and _file(name, "config.json", revision) is not None):
         if choice.name is None and not choice.ignore:
             raise UsageError(
-                f"{name}: holds a model and an adapter ({SETTINGS}); say which is meant: '--adapter {name}' merges it, "
+                f"{name}: holds a model and an adapter ({SETTINGS}); choose one: '--adapter {name}' merges it, "
                 "'--no-adapter' leaves it out"
             )
         return name, None
@@ -218,7 +218,7 @@ def _read_settings(name: str, path: Path) -> dict[str, Any]:
 
 
 def _check_settings(adapter: Adapter) -> None:
-    """Raise ``UnsupportedModelError`` for what is no LoRA of a causal LM that can be merged."""
+    """Raise ``UnsupportedModelError`` unless the adapter is a LoRA of a causal LM that can be merged."""
     settings = adapter.settings
     kind = settings.get("peft_type")
     if kind != "LORA":
@@ -240,7 +240,7 @@ def _file(name: str, file: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(name, file, revision=revision))
     except LocalEntryNotFoundError:
-        return None  # no network, and not among the files that were fetched of this model
+        return None  # no network, and not in the cache
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from specrt.engines.errors import SourceError
 from specrt.exporter.sources.gguf.file import read_gguf
 
-# In transformers' order: the first one that is there is the model.
+# In transformers' order: the first one that exists is used.
 _FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -157,7 +157,7 @@ def _shards(find: Callable[[str], Path | None], location: str) -> list[Path]:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Turn what a reader raises into one line."""
+    """Turn any exception of a reader into a ``SourceError`` of one line."""
     try:
         yield
     except SourceError:

@@ -1,4 +1,4 @@
-"""Why a file's tensors and a model's do not match, in one line that says what to do about it."""
+"""Why a file's tensors and a model's do not match, in one line that states a fix."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from specrt.exporter.sources.unread import layer_of
 
-# Who writes names that begin so. The longest comes first.
+# The writers of names with these prefixes, the longest prefix first.
 _PREFIXES = {
     "base_model.model.": "peft, for a model with an adapter; export the base model, and the adapter apart",
     "_orig_mod.": "torch.compile; save the model that was compiled ('model._orig_mod')",
     "_fsdp_wrapped_module.": "FSDP; save a full state dict",
     "module.": "DataParallel; save 'model.module'",
 }
-# Tensors that only quantized layers have, the more particular first.
+# Tensors that only quantized layers have, the most specific first.
 _QUANTIZED = (
     (r"\.weight_packed$", "compressed-tensors"),
     (r"\.quant_state\.bitsandbytes", "bitsandbytes"),
@@ -71,13 +71,13 @@ def _quantized(unread: Sequence[str]) -> str | None:
         if any(re.search(pattern, name) for name in unread):
             return (
                 f"these look like {method} weights, and config.json has no quantization_config for them: "
-                "restore it, or export the model that was quantized"
+                "restore it, or export the model before quantization"
             )
     return None
 
 
 def _prefix(missing: Sequence[str], unread: Sequence[str]) -> str | None:
-    """A prefix that makes an unread name of a missing one."""
+    """The fix for a prefix by which an unread and a missing name differ."""
     for name in unread[:1]:
         for prefix, writer in _PREFIXES.items():
             if name.startswith(prefix):
@@ -89,7 +89,7 @@ def _prefix(missing: Sequence[str], unread: Sequence[str]) -> str | None:
 
 
 def _layers(missing: Sequence[str], unread: Sequence[str], names: Sequence[str], config: Any) -> str | None:
-    """Whether the config has another number of layers than the files."""
+    """The fix for a config with another number of layers than the files."""
     num_layers = getattr(config, "num_hidden_layers", None)
     held = {layer for name in names if (layer := layer_of(name)) is not None}
     if num_layers is None or not held or len(held) == num_layers:
@@ -106,7 +106,7 @@ def _layers(missing: Sequence[str], unread: Sequence[str], names: Sequence[str],
 def _head(missing: Sequence[str]) -> str | None:
     if tuple(missing) in (("lm_head.weight",), ("output.weight",), ("embed_out.weight",)):
         return (
-            "a model whose head is its embedding has tie_word_embeddings true in config.json, "
-            "any other one holds its head: correct the one or the other"
+            "set tie_word_embeddings to true in config.json if the head is the embedding, "
+            "or download a model that holds its head"
         )
     return None

@@ -1,4 +1,4 @@
-"""At which ids a model ends: the union of what its config, generation config and tokenizer state, nothing skipped."""
+"""The end-of-sequence ids of a model: the union of those of its config, generation config and tokenizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def eos_ids(config: Any, generation_config: Any, tokenizer: Any, vocab_size: int
 
 
 def _ids(value: Any, place: str) -> Iterator[int]:
-    """The ids that ``value`` stands for. Raises ``SourceError`` when it is not clear which."""
+    """The ids that ``value`` holds. Raises ``SourceError`` for anything but ids."""
     for item in value if isinstance(value, list | tuple) else [value]:
         if item is None and not isinstance(value, list | tuple):
             continue
@@ -51,7 +51,7 @@ def _ids(value: Any, place: str) -> Iterator[int]:
 
 
 def _shown(value: Any) -> str:
-    """What a file holds, on one short line."""
+    """``value`` as one short line."""
     return repr(value if isinstance(value, str) and len(value) < 80 else str(value)[:80])
 
 

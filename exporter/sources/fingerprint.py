@@ -7,11 +7,11 @@ dtype or quantization of an export, and ``specrt verify --source`` computes it a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.checkpoint import Checkpoint
 
 
@@ -22,13 +22,13 @@ class Fingerprint:
         self._lines: list[str] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take ``tensor``, of any shape and dtype, under the name that its file gives."""
+        """Add ``tensor``, of any shape and dtype, under the name that its file gives."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         shape = ",".join(map(str, tensor.shape))
         self._lines.append(f"{name} {dtype} [{shape}] {_sha256(tensor)}")
 
     def hexdigest(self) -> str:
-        """The fingerprint of what was added, 64 hexadecimal digits."""
+        """The fingerprint of the added tensors, 64 hexadecimal digits."""
         return hashlib.sha256("\n".join(sorted(self._lines)).encode()).hexdigest()
 
 
@@ -42,11 +42,11 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def fingerprint_of(checkpoint: Checkpoint, advance: Callable[[int], None] = lambda num_bytes: None) -> str:
-    """The fingerprint of ``checkpoint``, one tensor in memory at a time. ``advance`` gets the bytes of each."""
+def fingerprint_of(checkpoint: Checkpoint, progress: Progress = SILENT) -> str:
+    """The fingerprint of ``checkpoint``, one tensor in memory at a time. ``progress`` advances by the bytes of each."""
     found = Fingerprint()
     for name in checkpoint.names():
         tensor = checkpoint.read(name)
         found.add(name, tensor)
-        advance(tensor.nbytes)
+        progress.advance(tensor.nbytes)
     return found.hexdigest()

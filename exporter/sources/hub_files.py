@@ -1,7 +1,8 @@
-"""Files that a model may lack. Only a file that is known to be absent is absent: a download that failed is an error.
+"""Optional files of a model. A file counts as absent only when it is known to be; a failed download is an error.
 
-transformers takes a failed download of such a file for its absence, so a model would lose its ends or its chat
-template by a timeout. Here each is fetched, or known to be absent, before transformers looks for it.
+transformers treats a failed download of such a file as its absence, so after a timeout a model would lack its
+end-of-sequence ids or its chat template. Here each file is fetched, or known to be absent, before transformers looks
+for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError, EntryNotFoundErr
 
 from specrt.engines.errors import SourceError
 
-# What transformers reads of a tokenizer where it is there.
+# The optional files that transformers reads for a tokenizer.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -34,8 +35,8 @@ _TOKENIZER_FILES = (
 def optional_file(location: str, name: str, revision: str | None, must_know: bool = False) -> Path | None:
     """The local path of file ``name`` of a folder or hub id, or None when it is absent.
 
-    Offline, what is not in the cache counts as absent, unless one ``must_know``: then a file has to be cached, or known
-    to be absent. Raises ``SourceError`` when the file could not be fetched.
+    Offline, a file that is not in the cache counts as absent. With ``must_know`` it has to be cached, or known to be
+    absent. Raises ``SourceError`` when the file could not be fetched.
     """
     if os.path.isdir(location):
         path = Path(location) / name
@@ -53,7 +54,7 @@ def optional_file(location: str, name: str, revision: str | None, must_know: boo
 
 
 def optional_bytes(location: str, name: str, revision: str | None, must_know: bool = False) -> bytes | None:
-    """What is in the file that ``optional_file`` finds, or None. Raises ``SourceError``."""
+    """The content of the file that ``optional_file`` finds, or None. Raises ``SourceError``."""
     path = optional_file(location, name, revision, must_know)
     try:
         return None if path is None else path.read_bytes()
@@ -69,7 +70,7 @@ def fetch_tokenizer_files(location: str, revision: str | None) -> None:
 
 
 def _is_known_absent(location: str, name: str, revision: str | None) -> bool:
-    """Whether the hub has said before that the repository lacks ``name`` at this revision."""
+    """Whether the cache records that the repository lacks ``name`` at this revision."""
     if try_to_load_from_cache(location, name, revision=revision) is _CACHED_NO_EXIST:
         return True
     try:

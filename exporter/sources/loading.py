@@ -1,8 +1,8 @@
-"""Loading a model, and comparing every tensor that was loaded with the file that it came from.
+"""Load a model, and compare every loaded tensor with the file that it came from.
 
-transformers draws at random what it does not find, skips what it has no use for, and converts on the way. Here the
+transformers initializes missing tensors at random, skips tensors that it does not use, and converts others. Here the
 files are read a second time, by ``specrt.exporter.sources.checkpoint``, and each tensor of the torch model is compared
-with them bit by bit after the conversions that are known. The check and the fingerprint take one tensor at a time.
+with them bit by bit, after the known conversions. The check and the fingerprint hold one tensor in memory at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from optimum.exporters.tasks import TasksManager
 
 from specrt.engines.errors import SourceError
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
@@ -24,26 +24,25 @@ from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
 from specrt.exporter.sources.unread import is_computed_buffer, split_unread
 
-# With peft installed, transformers puts an adapter in the model's folder on the model. Here it is never asked to.
+# With peft installed, transformers applies an adapter that is in the model's folder. This prevents it.
 _NO_ADAPTER = {"subfolder": ".specrt-reads-no-adapter"}
-# Calculated values may differ by rounding in another order, relative to the tensor's largest: this many epsilons.
+# Computed values may differ by rounding in another order: up to this number of epsilons, relative to the largest value.
 _ROUNDING = 4
 
 
 class LoadedModel(NamedTuple):
-    """A torch model in evaluation mode whose every tensor is its files', and the fingerprint of these."""
+    """A torch model in evaluation mode, each tensor of which equals its files', and the fingerprint of the files."""
 
     model: Any
     fingerprint: str
 
 
-def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+def load_model(source: Source, dtype: torch.dtype, progress: Progress = SILENT) -> LoadedModel:
     """Load ``source`` with its weights in ``dtype``.
 
     Raises ``SourceError`` when the model has tensors that the files do not hold, when nothing reads a tensor of the
-    files (``specrt.exporter.sources.unread`` lists what is harmless; that is noted), and when a loaded tensor differs.
+    files (``specrt.exporter.sources.unread`` lists those that are only noted), and when a loaded tensor differs.
     """
-    progress = progress or Silent()
     stored = source.checkpoint()
     checkpoint = stored if source.decode is None else source.decode(stored)
     model, info = _from_pretrained(source, checkpoint, dtype)
@@ -57,7 +56,7 @@ def load_model(source: Source, dtype: torch.dtype, progress: Progress | None = N
 
 
 class _Deferred:
-    """A tensor of a checkpoint in the form in which transformers takes slices of files: read when it is asked for."""
+    """A tensor of a checkpoint with the interface of a safetensors slice: it is read on access."""
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self._checkpoint, self._name = checkpoint, name
@@ -153,7 +152,7 @@ def _untied(model: Any, config: Any) -> str | None:
 
 
 def _missing(model: Any, file_map: FileMap, info: Mapping[str, Any]) -> list[str]:
-    """The model's tensors that no tensor of the files makes and that share memory with none that one makes."""
+    """The model's tensors that come from no tensor of the files, and share memory with none that does."""
     state = model.state_dict()
     filled = file_map.targets - set(info["missing_keys"])
     places = {_place(state[name]) for name in filled}
@@ -170,7 +169,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _check_values(model: Any, checkpoint: Checkpoint, file_map: FileMap, progress: Progress) -> str:
-    """Compare each loaded tensor with ``checkpoint``; return the fingerprint of what that holds."""
+    """Compare each loaded tensor with ``checkpoint``; return the fingerprint of the checkpoint."""
     state = model.state_dict()
     fingerprint = Fingerprint()
     progress.step("comparing the loaded weights with the files", sum(state[t].nbytes for t in file_map.targets))
@@ -210,7 +209,7 @@ def _compare(loaded: torch.Tensor, expected: torch.Tensor, name: str, row: Tenso
 
 
 def _same(loaded: torch.Tensor, expected: torch.Tensor, is_computed: bool) -> bool:
-    """Whether the bits are the same; for calculated values, whether they are but for rounding."""
+    """Whether the bits are equal; for computed values, whether the values are equal up to rounding."""
     if torch.equal(raw_bytes(loaded), raw_bytes(expected)):
         return True
     if not is_computed:

@@ -1,7 +1,8 @@
-"""Which tensors of a file make which tensors of the loaded model, and by what conversion.
+"""The map from the tensors of a file to those of the loaded model, with the conversions.
 
-Names that agree, with or without the base model's prefix, are matched here. What is left goes through transformers' own
-table of renamings and conversions (merged experts, split projections). GGUF has its table in ``gguf_mapping``.
+Names that agree, with or without the base model's prefix, are matched here. All others go through transformers' own
+table of renamings and conversions (merged experts, split projections). The table of GGUF files is in
+``specrt.exporter.sources.gguf.mapping``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class TensorMap:
-    """``convert`` makes the model's tensors ``targets``, by name, of the file's tensors ``sources`` (in their order).
+    """``convert`` turns the file's tensors ``sources``, in this order, into the model's tensors ``targets`` by name.
 
-    ``is_computed``: the values are calculated (block formats), so that another program's may differ in the last bit.
+    ``is_computed``: the values are computed (block formats), so another implementation may differ in the last bit.
     """
 
     sources: tuple[str, ...]
@@ -35,7 +36,7 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class FileMap:
-    """All of a file: ``maps`` are what the model reads, ``unread`` are the names of tensors that it does not."""
+    """The map of a whole file: ``maps`` of the tensors that the model reads; ``unread`` are the names of the others."""
 
     maps: tuple[TensorMap, ...]
     unread: tuple[str, ...]
@@ -70,7 +71,7 @@ def map_names(model: Any, names: Iterable[str]) -> FileMap:
 def _map_by_conversions(
     model: Any, state: Mapping[str, Any], names: Iterable[str], taken: Mapping[str, TensorMap]
 ) -> tuple[list[TensorMap], list[str]]:
-    """What transformers' table of renamings and conversions makes of ``names``, and what it knows nothing of."""
+    """The maps of ``names`` by transformers' table of renamings and conversions, and the names that it lacks."""
     transforms = get_model_conversion_mapping(model, None, getattr(model, "hf_quantizer", None))
     renamings = [row for row in transforms if isinstance(row, WeightRenaming)]
     converters = [row for row in transforms if isinstance(row, WeightConverter)]
@@ -124,5 +125,5 @@ def _targets(patterns: Sequence[str], first: str, state: Mapping[str, Any]) -> t
 
 
 def _computes(converter: Any) -> bool:
-    """Whether a conversion calculates (dequantizes) rather than moves values."""
+    """Whether a conversion computes values (dequantizes) instead of only moving them."""
     return any("quantize" in type(operation).__name__.lower() for operation in converter.operations)

@@ -1,8 +1,8 @@
-"""A LoRA adapter becomes part of the weights, by ``peft``, and what ``peft`` leaves out in silence is refused.
+"""Merge a LoRA adapter into the weights with ``peft``, and refuse what ``peft`` would silently leave out.
 
 Checked: every tensor of the adapter's file is read and every tensor of its modules comes from the file, with the same
 values; each adapted weight changes if and only if its adapter is not zero; the merged model gives the logits of the
-base with the adapter next to it.
+base with the unmerged adapter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import LOGITS_TOLERANCE
-from specrt.engines.progress import Progress, Silent
+from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.adapters import Adapter
 from specrt.exporter.sources.checkpoint import refuse_lfs_pointer
 from specrt.exporter.sources.loading import LoadedModel, load_model
@@ -28,31 +28,30 @@ _NUM_IDS = 24
 _SETTINGS_OF_NO_EFFECT = ("peft_version", "auto_mapping", "inference_mode")
 
 
-def load_adapted(source: Source, dtype: torch.dtype, progress: Progress | None = None) -> LoadedModel:
+def load_adapted(source: Source, dtype: torch.dtype, progress: Progress = SILENT) -> LoadedModel:
     """``load_model`` of ``source``, with its adapter, if it has one, merged. The fingerprint is that of the base.
 
     Raises as ``load_model`` and ``merge_adapter`` do.
     """
-    progress = progress or Silent()
     for line in source.notes:
         progress.note(f"{source.name}: {line}")
     loaded = load_model(source, dtype, progress)
     if source.adapter is None:
         return loaded
-    return LoadedModel(merge_adapter(loaded.model, source.adapter, source.name, progress.note), loaded.fingerprint)
+    return LoadedModel(merge_adapter(loaded.model, source.adapter, source.name, progress), loaded.fingerprint)
 
 
-def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str], None]) -> Any:
+def merge_adapter(model: Any, adapter: Adapter, base: str, progress: Progress) -> Any:
     """``model`` with ``adapter`` merged into its weights. It is changed in place.
 
     Raises ``UsageError`` without peft, ``SourceError`` for an adapter that is damaged or does not fit the model, and
-    ``UnsupportedModelError`` for one that cannot be merged so that the model answers as with the adapter next to it.
+    ``UnsupportedModelError`` for one that cannot be merged without a change of the logits.
     """
     try:
         from peft import PeftModel
     except ImportError as error:
         raise UsageError(
-            f"{adapter.name}: to merge an adapter needs peft, which is not installed; pip install 'specrt[lora]'"
+            f"{adapter.name}: merging an adapter needs peft, which is not installed; pip install 'specrt[lora]'"
         ) from error
     tensors = read_tensors(adapter)
     _refuse_unknown_settings(adapter)
@@ -63,11 +62,11 @@ def merge_adapter(model: Any, adapter: Adapter, base: str, note: Callable[[str],
         _untie(adapted)
         expected = _logits(adapted, ids)
         if not _merge_layers(adapted, adapter):
-            note(f"{adapter.name}: changes no weight, since each of its products is zero")
+            progress.note(f"{adapter.name}: changes no weight, since each of its products is zero")
         merged = adapted.merge_and_unload(safe_merge=True).eval()
         _compare(_logits(merged, ids), expected, merged.dtype, adapter)
     if adapter.base is not None and adapter.base.rstrip("/").split("/")[-1] != base.rstrip("/").split("/")[-1]:
-        note(f"{adapter.name}: was made for {adapter.base}, and is merged into {base}")
+        progress.note(f"{adapter.name}: was made for {adapter.base}, and is merged into {base}")
     return merged
 
 
@@ -94,7 +93,7 @@ def read_tensors(adapter: Adapter) -> dict[str, torch.Tensor]:
 
 
 def _refuse_unknown_settings(adapter: Adapter) -> None:
-    """peft drops settings that it does not know, with a warning at most."""
+    """Refuse settings that the installed peft does not know: it would drop them with at most a warning."""
     from peft import LoraConfig
 
     known = {field.name for field in dataclasses.fields(LoraConfig)} | set(_SETTINGS_OF_NO_EFFECT)
@@ -106,7 +105,7 @@ def _refuse_unknown_settings(adapter: Adapter) -> None:
 
 
 def _check_tensors(adapter: Adapter, adapted: Any, tensors: dict[str, torch.Tensor], base: str) -> None:
-    """Whether what the file holds is what the modules hold, by name and by value."""
+    """Raise ``SourceError`` unless the modules hold the file's tensors, by name and by value."""
     from peft import get_peft_model_state_dict
 
     held = get_peft_model_state_dict(adapted, save_embedding_layers=False)
@@ -126,7 +125,7 @@ def _check_tensors(adapter: Adapter, adapted: Any, tensors: dict[str, torch.Tens
 
 
 def _untie(adapted: Any) -> None:
-    """Give an adapted weight that another module shares (embedding and head) a copy of its own: only it changes."""
+    """Copy an adapted weight that another module shares (embedding and head), so that only the adapted one changes."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     modules = list(adapted.modules())
@@ -140,7 +139,7 @@ def _untie(adapted: Any) -> None:
 
 
 def _merge_layers(adapted: Any, adapter: Adapter) -> bool:
-    """Merge one layer after another; return whether any weight changed. Raises when one did not that should have."""
+    """Merge layer by layer; return whether any weight changed. Raises when a weight that should change did not."""
     from peft.tuners.lora import Linear
 
     any_changed = False
@@ -182,14 +181,14 @@ def _compare(merged: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, a
     largest, difference = float(expected.abs().max()), float((merged - expected).abs().max())
     if not difference <= LOGITS_TOLERANCE[str(dtype).removeprefix("torch.")] * largest:  # NaN fails too
         raise UnsupportedModelError(
-            f"{adapter.name}: merged, the logits differ by {difference:.2g} (largest {largest:.2g}) from those with "
-            "the adapter next to the base: it cannot be merged; export a model that holds it instead"
+            f"{adapter.name}: the merged model's logits differ by {difference:.2g} (largest {largest:.2g}) from those "
+            "with the unmerged adapter; export a model that it is already merged into instead"
         )
 
 
 @contextmanager
 def _peft(adapter: Adapter, base: str) -> Iterator[None]:
-    """Quiet peft's warnings, whose causes are checked here, and turn what it raises into one line."""
+    """Silence peft's warnings, whose causes are checked here, and turn its exceptions into errors of one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

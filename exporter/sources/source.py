@@ -42,11 +42,11 @@ _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "USE_POLICY.md",
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found: its config and tokenizer are read, its weights are not.
+    """A model whose config and tokenizer are read and whose weights are not.
 
-    ``decode`` makes floats under standard names of the files' tensors, for a prequantized model; ``config`` is then
-    that of the float model. The model is built from these tensors instead of by transformers' reading of the files.
-    ``adapter`` is to be merged into the weights (``specrt.exporter.sources.merging``), ``notes`` are for the user.
+    ``decode``, for a prequantized model, turns the files' tensors into floats under standard names; ``config`` is then
+    that of the float model. The model is built from these tensors, and transformers does not read the files.
+    ``adapter`` will be merged into the weights (``specrt.exporter.sources.merging``); ``notes`` are for the user.
     """
 
     name: str
@@ -74,17 +74,17 @@ class Source:
 
     @property
     def gguf(self) -> GgufSource | None:
-        """The GGUF file that it is, or None."""
+        """The GGUF file of the model, or None."""
         return gguf_in(self.location, self.options)
 
     def generation_config(self) -> Any:
-        """The model's generation defaults as attributes, or None when it comes without. Raises ``SourceError``."""
+        """The model's generation defaults as attributes, or None when it has none. Raises ``SourceError``."""
         if self.gguf is not None:
             return self.gguf.generation_config()
         return read_generation_config(self.name, self.location, self._wanted_revision)
 
     def licenses(self) -> dict[str, bytes]:
-        """Licence files by name; for a GGUF file without one, what its metadata says. Raises ``SourceError``."""
+        """Licence files by name; for a GGUF file without one, from its metadata. Raises ``SourceError``."""
         names = [name for name in _LICENSES if not (Path(self.location) / name).is_dir()]
         contents = {name: optional_bytes(self.location, name, self._wanted_revision) for name in names}
         found = {name: content for name, content in contents.items() if content is not None}
@@ -96,7 +96,7 @@ class Source:
 
 
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:
-    """Resolve ``name``. Raises ``SourceError`` that says what was looked for and how to fix it."""
+    """Resolve ``name``. Raises ``SourceError`` that states what is missing and how to fix it."""
     path = Path(name).expanduser()
     location, options = _located(name, revision, trust_remote_code)
     if path.exists():
@@ -133,7 +133,7 @@ def _check_files(folder: Path, options: dict[str, Any]) -> None:
 
 
 def find_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The config of ``name`` alone: as ``find_source``, but no weights need to be there, and a .json file will do."""
+    """The config of ``name`` alone. Weights need not be present, and ``name`` may be a .json file."""
     path = Path(name).expanduser()
     location = name
     options: dict[str, Any] = {}
@@ -188,7 +188,7 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Quiet transformers, and turn what it raises into one line."""
+    """Silence transformers, and turn its exceptions into errors of one line."""
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

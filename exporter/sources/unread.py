@@ -1,6 +1,6 @@
-"""Tensors of a file that a text model rightly does not read, each with the reason why that changes no answer.
+"""Tensors of a file that a text model need not read, each with the reason why it has no effect on the output.
 
-Everything else that is left unread makes another model than the file's, and is refused.
+Any other unread tensor means that the loaded model is not the file's, and is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _counts_up(tensor: torch.Tensor, config: Any, name: str) -> bool:
 
 
 def _is_extra_layer(tensor: torch.Tensor, config: Any, name: str) -> bool:
-    """A layer after the last one, where the config declares so many for multi-token prediction."""
+    """A layer after the last one that the config declares for multi-token prediction."""
     extra = next((n for key in _NUM_MTP_LAYERS if (n := getattr(config, key, None))), 0)
     layer, num_layers = layer_of(name), config.num_hidden_layers
     return layer is not None and num_layers <= layer < num_layers + extra
@@ -57,8 +57,8 @@ class _Harmless:
     holds: Callable[[torch.Tensor, Any, str], bool] = _any
 
 
-# Buffers follow from the config and are computed from it. A multi-token-prediction head drafts, and plain decoding
-# never runs it. A tower sees only images or sound, and a bundle takes only text.
+# Buffers are computed from the config. A multi-token-prediction head only drafts, and plain decoding never runs it.
+# A tower processes images or audio, and a bundle takes only text.
 _TOWERS = (
     r"vision_tower|vision_model|vision_encoder|visual|image_newline|multi_modal_projector|mm_projector|vision_projector|"
     r"vision_embed_tokens|embed_vision|audio_tower|audio_model|audio_encoder|audio_projector|embed_audio|"
@@ -75,7 +75,7 @@ _HARMLESS = (
     _Harmless(re.compile(rf"^(model\.|thinker\.)?({_TOWERS})(\.|$)"), "an image or audio tower"),
     _Harmless(re.compile(r"^rope_(freqs|factors_long|factors_short)\.weight$"), "rope factors, part of the config"),
 )
-# Buffers that a model registers as persistent although they follow from the config: files may lack them.
+# Buffers that a model registers as persistent although they are computed from the config: files may lack them.
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|position_ids|cos_cached|sin_cached|masked_bias|causal_mask)$|\.attn\.bias$")
 
 
@@ -98,5 +98,5 @@ def split_unread(
 
 
 def is_computed_buffer(name: str, model: Any) -> bool:
-    """Whether ``name`` is a buffer of ``model``, not a parameter, that follows from its config."""
+    """Whether ``name`` is a buffer of ``model``, not a parameter, that is computed from its config."""
     return bool(_COMPUTED.search(name)) and name in {buffer for buffer, _ in model.named_buffers()}

@@ -1,8 +1,8 @@
 """The random numbers of a generation: Philox counters, so that a draw depends on its key and on nothing drawn before.
 
-``match`` keys its draws by the absolute position of the token. Draft draws and decisions of ``token`` and ``block`` are
-keyed by the *round* (the number of committed tokens at its start): block verification looks at drafted ids beyond
-those it accepts, and drawing again at the same position with the same numbers would bias the text.
+``match`` keys its draws by the absolute position of the token. Draft draws and decisions of ``block`` are keyed by the
+*round* (the number of committed tokens at its start): ``block`` looks at drafted ids beyond those it accepts, and
+drawing again at the same position with the same numbers would bias the text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any
@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from specrt.engines.errors import BundleError, UsageError
 from specrt.engines.manifest import TokenizerEntry
 from specrt.runtime.text.chat_template import DEFAULT, ChatTemplates
-from specrt.runtime.text.detokenizer import CLEANUP, TextStream, stage_makers
+from specrt.runtime.text.detokenizer import CLEANUP, TextStream, bytes_of_token, stage_makers
 from specrt.runtime.text.messages import ChatOptions, is_message
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -73,9 +73,9 @@ class TextCodec:
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):
-            ids = self._ids_of_text(prompt, add_special_tokens=True)
+            ids = self.ids_of_text(prompt, add_special_tokens=True)
         elif is_chat:
-            ids = self._ids_of_text(self.render(prompt, chat), add_special_tokens=False)
+            ids = self.ids_of_text(self.render(prompt, chat), add_special_tokens=False)
         else:
             ids = list(prompt)
         if not ids:
@@ -96,14 +96,29 @@ class TextCodec:
             text = text.replace(old, new)
         return text
 
-    def stream(self) -> TextStream:
-        """A new stream, for the ids of one output."""
-        return TextStream(self._visible_token, [make() for make in self._stage_makers])
+    def stream(self, visible: Collection[str] = ()) -> TextStream:
+        """A new stream, for the ids of one output. Special tokens have no text, but for those that are ``visible``."""
+        hidden = self._special.difference(visible)
 
-    def _visible_token(self, token_id: int) -> str | None:
-        return None if (token := self._tokenizer.id_to_token(token_id)) in self._special else token
+        def token_of(token_id: int) -> str | None:
+            return None if (token := self._tokenizer.id_to_token(token_id)) in hidden else token
 
-    def _ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        return TextStream(token_of, [make() for make in self._stage_makers])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, in UTF-8: a special token its name, part of a character its bytes."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self._special:
+            return str(token).encode()
+        if (data := bytes_of_token(token, self._stage_makers)) is not None:
+            return data
+        alone, twice = self.decode([token_id]), self.decode([token_id] * 2)
+        return (twice.removeprefix(alone) or alone).encode()  # the first of a text may lose its space
+
+    def ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The ids of a text, none for an empty one. Raises ``UsageError`` for half a surrogate pair."""
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError as error:
@@ -112,3 +127,7 @@ class TextCodec:
     def render(self, messages: Sequence[Any], chat: ChatOptions | None = None) -> str:
         """What ``apply_chat_template`` of transformers makes of ``messages``, by default with a generation prompt."""
         return self._templates.render(messages, chat or ChatOptions())
+
+    def template(self, chat: ChatOptions) -> str:
+        """The source of the chat template that ``chat`` chooses. Raises ``UsageError`` where there is none."""
+        return self._templates.source(chat)

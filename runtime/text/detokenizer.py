@@ -196,3 +196,12 @@ def stage_makers(tokenizer: Tokenizer, clean_up_spaces: bool = False) -> list[Ca
         makers.append(partial(_StripStart if fused and kind == "Strip" else _STAGES[kind], part))
         fused = fused or kind in ("ByteLevel", "Fuse")
     return [*makers, *cleanup]
+
+
+def bytes_of_token(token: str, makers: Sequence[Callable[[], Stage]]) -> bytes | None:
+    """The bytes that a token stands for where a decoder of these parts spells text in bytes; else None."""
+    if match := _ByteFallback._BYTE.fullmatch(token):
+        return bytes((int(match[1], 16),))
+    if any(isinstance(make(), _ByteLevel) for make in makers) and _BYTE_OF_CHAR.keys() >= set(token):
+        return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
+    return None

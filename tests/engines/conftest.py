@@ -9,32 +9,30 @@ import pytest
 
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import BACKENDS, K
+from tests.exports import Exports, made_once
 
 
 @pytest.fixture(scope="session")
-def noisy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def noisy_bundle(exports: Exports) -> Path:
     """A tiny target in fp16, and as its draft the same with some noise: accepted whole, in part, and not at all."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    target = exports.model()
 
-    from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
-    from tests.tiny import save_tiny_model, tiny_tokenizer
+    def save_noisy(folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
 
-    root = tmp_path_factory.mktemp("noisy")
-    target = save_tiny_model(root / "target")
-    model = AutoModelForCausalLM.from_pretrained(target)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.add_(0.02 * weights.std() * torch.randn(weights.shape, generator=generator))
-    model.save_pretrained(root / "draft")
-    tiny_tokenizer().save_pretrained(root / "draft")
-    options = ExportOptions(
-        str(target), root / "bundle", str(root / "draft"), K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
-    )
-    export(options)
-    return root / "bundle"
+        from tests.tiny import tiny_tokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(target)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.add_(0.02 * weights.std() * torch.randn(weights.shape, generator=generator))
+        model.save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+
+    draft = made_once(target.with_name("noisy"), save_noisy)
+    return exports.bundle(target, str(draft), K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -94,7 +94,7 @@ def test_the_standard_dialect_binds_what_is_planned(tiny_tensorrt_bundle: Path, 
     found: Bound = {}
     for role, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
         spec = entry.spec
-        binding = OrtEngine(tiny_tensorrt_bundle / entry.graph, model_contract(spec), threads=1).open(0)
+        binding = OrtEngine(tiny_tensorrt_bundle / entry.graph, model_contract(spec), threads=1).open()
         found |= _given(role, bound, lambda binding=binding, spec=spec: binding.run(spec.max_width, spec.max_rows))
     _assert_equal(plan, found)
 

@@ -190,7 +190,7 @@ PLANS = {
         "tokens": (5,),
         "num_accepted": (1,),
     },
-    "token": {
+    "block": {
         "probs": (5, 90),
         "draft_probs": (5, 90),
         "input_ids": (1, 16),
@@ -207,7 +207,6 @@ PLANS = {
         "top_ids": (5, 20),
     },
 }
-PLANS["block"] = PLANS["token"]
 PLANS["filter-wide"] = PLANS["filter"]
 WHOLE = {"input_ids", "row_indices", "num_unending_rows", "top_k", "nucleus_is_larger"}
 WHOLE |= {"tokens", "num_accepted", "chosen_ids", "top_ids"}

@@ -93,7 +93,7 @@ def test_match_counts_up_to_the_first_difference(drafted: list[int], expected: i
 def test_a_pass_of_many_rows_answers_as_passes_of_one() -> None:
     ids = [5, 9, 2, 7, 7]
     engine = FakeEngine(SPEC, next_token)
-    one, many = engine.open(0), engine.open(1)
+    one, many = engine.open(), engine.open()
     expected = []
     for start, token in enumerate(ids):
         feed(one, [token], start)
@@ -104,7 +104,7 @@ def test_a_pass_of_many_rows_answers_as_passes_of_one() -> None:
 
 
 def test_stale_tokens_after_a_rollback_change_nothing() -> None:
-    binding = FakeEngine(SPEC, next_token).open(0)
+    binding = FakeEngine(SPEC, next_token).open()
     feed(binding, [1, 2, 3, 4, 5], 0)
     feed(binding, [8, 9], 2)
     assert argmax(binding, 1) == [next_token([1, 2, 8, 9])]
@@ -112,7 +112,7 @@ def test_stale_tokens_after_a_rollback_change_nothing() -> None:
 
 def test_slots_keep_their_own_tokens() -> None:
     engine = FakeEngine(SPEC, next_token)
-    first, second = engine.open(0), engine.open(1)
+    first, second = engine.open(), engine.open()
     feed(first, [1, 2], 0)
     feed(second, [3, 4], 0)
     feed(first, [6], 2)
@@ -131,7 +131,7 @@ def test_slots_keep_their_own_tokens() -> None:
     ],
 )
 def test_positions_that_do_not_follow_the_cache_are_refused(name: str, value: int | list[int]) -> None:
-    binding = FakeEngine(SPEC, next_token).open(0)
+    binding = FakeEngine(SPEC, next_token).open()
     feed(binding, [1, 2, 3], 0)
     feed(binding, [4, 5, 6], 3)
     buffer = binding.host[name]
@@ -142,12 +142,12 @@ def test_positions_that_do_not_follow_the_cache_are_refused(name: str, value: in
 
 def test_a_pass_that_starts_before_the_first_position_is_refused() -> None:
     with pytest.raises(ValueError, match="do not follow -1 cached tokens"):
-        feed(FakeEngine(SPEC, next_token).open(0), [1, 2, 3], -1)
+        feed(FakeEngine(SPEC, next_token).open(), [1, 2, 3], -1)
 
 
 @pytest.mark.parametrize("row", [-1, 3])
 def test_a_row_outside_the_pass_is_refused(row: int) -> None:
-    binding = FakeEngine(SPEC, next_token).open(0)
+    binding = FakeEngine(SPEC, next_token).open()
     feed(binding, [1, 2, 3], 0)
     binding.host[ROW_INDICES][0] = row
     with pytest.raises(ValueError, match="row indices"):
@@ -155,33 +155,15 @@ def test_a_row_outside_the_pass_is_refused(row: int) -> None:
 
 
 def test_a_pass_wider_than_the_contract_is_refused() -> None:
-    binding = FakeEngine(SPEC, next_token).open(0)
+    binding = FakeEngine(SPEC, next_token).open()
     binding.host[TOTAL_SEQUENCE_LENGTH][0] = SPEC.max_width + 1
     with pytest.raises(ValueError, match="do not follow"):
         binding.run(SPEC.max_width + 1, 1)
 
 
-def test_an_open_slot_is_not_opened_again_before_it_is_closed() -> None:
-    engine = FakeEngine(SPEC, next_token)
-    binding = engine.open(0)
-    with pytest.raises(ValueError, match="slot 0 is open already"):
-        engine.open(0)
-    binding.close()
-    engine.open(0)
-
-
-def test_closing_twice_does_not_close_the_slot_s_next_binding() -> None:
-    engine = FakeEngine(SPEC, next_token)
-    old = engine.open(0)
-    old.close()
-    engine.open(0)
-    old.close()
-    with pytest.raises(ValueError, match="open already"):
-        engine.open(0)
-
-
 def test_a_closed_binding_does_not_run() -> None:
-    binding = FakeEngine(SPEC, next_token).open(0)
+    binding = FakeEngine(SPEC, next_token).open()
+    binding.close()
     binding.close()
     with pytest.raises(RuntimeError, match="closed"):
         binding.run(1, 1)
@@ -189,11 +171,11 @@ def test_a_closed_binding_does_not_run() -> None:
 
 def verified(binding: Binding, **shared: Array) -> Binding:
     """The match sampler on the buffers of ``binding``."""
-    return FakeSampler(SPEC).open(0, {name: binding.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)})
+    return FakeSampler(SPEC).open({name: binding.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)})
 
 
 def test_a_sampler_judges_the_pass_whose_buffers_it_shares() -> None:
-    model = FakeEngine(SPEC, next_token).open(0)
+    model = FakeEngine(SPEC, next_token).open()
     sampler = verified(model)
     first = next_token([7])
     second = next_token([7, first])
@@ -205,9 +187,9 @@ def test_a_sampler_judges_the_pass_whose_buffers_it_shares() -> None:
 
 
 def test_a_sampler_for_one_row_reads_the_first_row_of_a_longer_buffer() -> None:
-    model = FakeEngine(SPEC, next_token).open(0)
+    model = FakeEngine(SPEC, next_token).open()
     shared = {name: model.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-    sampler = FakeSampler(replace(SPEC, max_rows=1)).open(0, shared)
+    sampler = FakeSampler(replace(SPEC, max_rows=1)).open(shared)
     assert sampler.host[LOGITS] is model.host[LOGITS]
     assert sampler.host[TOKENS].shape == (1,)
     feed(model, [7, 8, 9], 0)
@@ -216,10 +198,9 @@ def test_a_sampler_for_one_row_reads_the_first_row_of_a_longer_buffer() -> None:
 
 
 @pytest.mark.parametrize("rows", [SPEC.max_rows - 1, 1])
-def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(rows: int) -> None:
+def test_shared_memory_that_does_not_fit_is_refused(rows: int) -> None:
     sampler = FakeSampler(SPEC)
     with pytest.raises(ValueError, match="shared buffer logits: got float64"):
-        sampler.open(0, {LOGITS: np.zeros((SPEC.max_rows, SPEC.vocab_size))})
+        sampler.open({LOGITS: np.zeros((SPEC.max_rows, SPEC.vocab_size))})
     with pytest.raises(ValueError, match=rf"shared buffer logits: got float32\[{rows}, 64\]"):
-        sampler.open(0, {LOGITS: np.zeros((rows, SPEC.vocab_size), np.float32)})
-    sampler.open(0)
+        sampler.open({LOGITS: np.zeros((rows, SPEC.vocab_size), np.float32)})

@@ -95,11 +95,12 @@ def by_match_sampled(host: Buffers, rows: int, vocab_size: int) -> dict[str, obj
     return {TOKENS: tokens, NUM_ACCEPTED: [numpy_samplers.match(np.array(tokens), fed(host, rows))]}
 
 
-def by_rule(rule: Callable[..., tuple[int, int]], host: Buffers, rows: int) -> dict[str, object]:
+def by_block(host: Buffers, rows: int, vocab_size: int) -> dict[str, object]:
     """The next token is in every row, where the accepted count finds it."""
     uniforms = host[samplers.UNIFORMS]
     q, eta = host[samplers.DRAFT_PROBS][: rows - 1], uniforms[: rows - 1, 0]
-    accepted, token = rule(host[samplers.PROBS][:rows], q, fed(host, rows), eta, (uniforms[0, 1], uniforms[0, 2]))
+    p, final = host[samplers.PROBS][:rows], (uniforms[0, 1], uniforms[0, 2])
+    accepted, token = numpy_samplers.block(p, q, fed(host, rows), eta, final)
     return {TOKENS: [token] * rows, NUM_ACCEPTED: [accepted]}
 
 
@@ -114,7 +115,7 @@ def likely_drafts(name: str, host: Buffers, rows: int, vocab_size: int, rng: np.
     likely = np.zeros(0, np.int64)
     if name in (samplers.MATCH, samplers.MATCH_SAMPLED):
         likely = np.asarray(ORACLES[name](host, rows, vocab_size)[TOKENS])[: rng.integers(rows)]
-    elif name in (samplers.TOKEN, samplers.BLOCK):
+    elif name == samplers.BLOCK:
         host[samplers.DRAFT_PROBS][:] = (host[samplers.DRAFT_PROBS] + host[samplers.PROBS]) / 2
         likely = host[samplers.DRAFT_PROBS][: rows - 1].argmax(axis=-1)
     ids: list[int] = likely.tolist()
@@ -128,8 +129,7 @@ ORACLES: dict[str, Callable[[Buffers, int, int], dict[str, object]]] = {
     samplers.FILTER: by_filter,
     samplers.FILTER_WIDE: by_filter,
     samplers.MATCH_SAMPLED: by_match_sampled,
-    samplers.TOKEN: lambda host, rows, vocab_size: by_rule(numpy_samplers.token, host, rows),
-    samplers.BLOCK: lambda host, rows, vocab_size: by_rule(numpy_samplers.block, host, rows),
+    samplers.BLOCK: by_block,
     samplers.LOGPROBS: by_logprobs,
 }
 
@@ -147,7 +147,7 @@ def test_a_fake_sampler_is_its_oracle(name: str, rows: int, vocab_size: int) -> 
     width, seen = 7, set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
-        binding = FakeSampler(SPEC, name, vocab_size).open(0)
+        binding = FakeSampler(SPEC, name, vocab_size).open()
         host = binding.host
         for tensor, buffer in host.items():
             buffer[:] = filled(tensor, buffer, min(vocab_size, SPEC.vocab_size), width, rng)

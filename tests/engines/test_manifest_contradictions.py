@@ -108,7 +108,7 @@ def samplers_in_a_list(data: dict[str, Any]) -> None:
 
 
 def sampler_without_a_path(data: dict[str, Any]) -> None:
-    data["draft"]["model"]["samplers"]["token"] = None
+    data["draft"]["model"]["samplers"]["block"] = None
 
 
 def unlisted_sampler(data: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (missing_sampler_of_the_draft, "draft/model.onnx: its sampler 'block' is missing"),
         (no_samplers, "target/model.onnx: its sampler 'block' is missing"),
         (samplers_in_a_list, "Manifest.target.samplers: got list, expected dict"),
-        (sampler_without_a_path, "Manifest.draft.model.samplers.token: got NoneType, expected str"),
+        (sampler_without_a_path, "Manifest.draft.model.samplers.block: got NoneType, expected str"),
         (unlisted_sampler, "files: 'samplers/block.onnx' is named by the bundle but not listed"),
         (unlisted_sampler_of_the_draft, "files: 'samplers/mine.onnx' is named by the bundle but not listed"),
         (unlisted_sampler_of_another_name, "files: 'samplers/guess.onnx' is named by the bundle but not listed"),

@@ -16,14 +16,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.storage.integrity import check_files
 from specrt.exporter.parity.reference import graph_logits
-from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, export_tiny, load_samplers
-
-
-@pytest.fixture(scope="module")
-def pair(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("bundles") / "pair"
-    export_tiny(models, output, draft=str(models["draft"]))
-    return output
+from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, load_samplers
 
 
 def _greedy(folder: Path, ids: list[int], num_tokens: int) -> list[int]:
@@ -95,11 +88,10 @@ def test_moved_bundle_generates_the_models_own_ids(
         assert result.finish_reason == ("stop" if len(expected) < MAX_SEQ_LEN - len(ids) else "length")
 
 
-def test_self_draft_accepts_everything(models: dict[str, Path], tmp_path: Path) -> None:
-    manifest = export_tiny(models, tmp_path / "self", draft="self")
-    assert manifest.draft.kind == "self"
-    assert not (tmp_path / "self" / "draft").exists()
-    with specrt.load(tmp_path / "self", threads=1) as runtime:
+def test_self_draft_accepts_everything(tiny_bundle: Path) -> None:
+    assert manifest_from_bundle(tiny_bundle).draft.kind == "self"
+    assert not (tiny_bundle / "draft").exists()
+    with specrt.load(tiny_bundle, threads=1) as runtime:
         stats = runtime.generate([5, 6, 7], max_new_tokens=80, ignore_eos=True, num_speculative_tokens=K).stats
     assert stats.draft_acceptance_rate == 1.0
     assert stats.completion_tokens == 80

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +11,15 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 import specrt
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.exporter.export import export
-from specrt.exporter.options import ExportOptions
 from specrt.tools.plan.sizes import Shape, cost_of
-from tests.tiny import save_tiny_model, tiny_llama_config
+from tests.exports import Exports
+from tests.tiny import tiny_llama_config
 
 PROMPT, NUM_NEW, K = [5, 6, 7, 8], 40, 4
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(exports: Exports) -> Path:
     settings = tiny_llama_config().to_dict()
     names: tuple[str, ...] = (
         "vocab_size",
@@ -32,21 +30,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     names += ("num_key_value_heads", "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id")
     config = MixtralConfig(**{name: settings[name] for name in names}, num_local_experts=8, num_experts_per_tok=2)
-    return save_tiny_model(tmp_path_factory.mktemp("mixtral"), config)
+    return exports.model(config)
 
 
 @pytest.fixture(scope="module")
-def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(source: Path, exports: Exports) -> Path:
     """With int8 weights of itself as the draft."""
-    output = tmp_path_factory.mktemp("bundles") / "mixtral"
-    options: dict[str, Any] = {
-        "draft": "self:int8",
-        "num_speculative_tokens": K,
-        "max_seq_len": 96,
-        "prefill_chunk": 16,
-    }
-    export(ExportOptions(target=str(source), output=output, **options))
-    return output
+    return exports.bundle(source, "self:int8", K, max_seq_len=96, prefill_chunk=16)
 
 
 def test_it_generates_the_model_s_own_ids(source: Path, bundle: Path) -> None:

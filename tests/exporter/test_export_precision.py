@@ -24,25 +24,21 @@ from specrt.exporter.options import ExportOptions
 from specrt.exporter.parity.precision import FLOAT16_MAX, expected_logits, largest_activation
 from specrt.exporter.parity.reference import check_parity, graph_logits, reference_logits
 from tests.exporter.tiny_pair import K, export_tiny
+from tests.exports import Exports
+from tests.progress import KeptProgress
 from tests.tiny import save_tiny_model, tiny_llama_config
 
 
-@pytest.fixture(scope="module")
-def pair(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("bundles") / "pair"
-    export_tiny(models, output, draft=str(models["draft"]))
-    return output
-
-
-def test_fp16_bundle(models: dict[str, Path], tmp_path: Path) -> None:
-    manifest = export_tiny(models, tmp_path / "half", dtype="fp16")
+def test_fp16_bundle(exports: Exports, models: dict[str, Path]) -> None:
+    bundle = exports.bundle(exports.model(), "self", 3, max_seq_len=96, prefill_chunk=32, dtype="fp16")
+    manifest = manifest_from_bundle(bundle)
     full = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["target"]).parameters()) * 2
     assert manifest.target.spec.dtype == "float16"
     assert full <= manifest.target.weights_bytes <= full * 1.2
-    assert specrt.load(tmp_path / "half", threads=1).generate([5, 6], max_new_tokens=8, ignore_eos=True).token_ids
+    assert specrt.load(bundle, threads=1).generate([5, 6], max_new_tokens=8, ignore_eos=True).token_ids
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"])
 def test_bundle_for_tensorrt(models: dict[str, Path], tmp_path: Path, dtype: str) -> None:
     """Both TensorRT backends run it; a bf16 graph is compared by its fp32 copy, which does not stay."""
     manifest = export_tiny(models, tmp_path / "bundle", backend="tensorrt", dtype=dtype)
@@ -82,17 +78,17 @@ def test_fp16_that_overflows_is_refused_for_tensorrt_and_bf16_holds(tmp_path: Pa
 
 
 def test_fp16_that_is_nearly_full_is_said() -> None:
-    notes: list[str] = []
+    progress = KeptProgress()
     model = AutoModelForCausalLM.from_config(tiny_llama_config(), dtype=torch.float16).eval()
     ids = np.arange(8)
     spec = ModelSpec(320, 96, 100, 16, K + 1, "float16", (), STANDARD_DIALECT)
-    logits = expected_logits(model, spec, ids, notes.append)
-    assert notes == []
+    logits = expected_logits(model, spec, ids, progress)
+    assert progress.notes == []
     assert np.abs(logits).max() <= largest_activation(model, ids) < FLOAT16_MAX / 2
     with torch.no_grad():
         model.lm_head.weight.mul_(0.7 * FLOAT16_MAX / float(np.abs(logits).max()))
-    expected_logits(model, spec, ids, notes.append)
-    (note,) = notes
+    expected_logits(model, spec, ids, progress)
+    (note,) = progress.notes
     assert "fp16 ends at 65504" in note and "--dtype bf16" in note
 
 

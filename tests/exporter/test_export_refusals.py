@@ -29,6 +29,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from tests.exporter.tiny_pair import export_tiny
+from tests.progress import interrupted_at
 from tests.tiny import save_tiny_model
 
 
@@ -111,9 +112,10 @@ def test_refused_in_one_line_and_nothing_written(case: str, models: dict[str, Pa
     assert list(place.iterdir()) == []
 
 
-def test_existing_bundle_is_kept_without_force_and_replaced_with_it(models: dict[str, Path], tmp_path: Path) -> None:
-    output = tmp_path / "bundle"
-    export_tiny(models, output)
+def test_existing_bundle_is_kept_without_force_and_replaced_with_it(
+    models: dict[str, Path], pair: Path, tmp_path: Path
+) -> None:
+    output = Path(shutil.copytree(pair, tmp_path / "bundle"))
     before = (output / "bundle.json").read_text()
     with pytest.raises(UsageError, match="--force"):
         export_tiny(models, output)
@@ -140,34 +142,19 @@ def test_too_little_disk_is_said_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-class _Interrupting:
-    """Progress that presses Ctrl-C when a step begins."""
-
-    def __init__(self, at: str) -> None:
-        self.at = at
-
-    def step(self, name: str, total: int | None = None) -> None:
-        if name == self.at:
-            raise KeyboardInterrupt
-
-    def advance(self, amount: int) -> None: ...
-
-    def note(self, line: str) -> None: ...
-
-
 @pytest.mark.parametrize(
     "step",
     [
         "target: loading weights",
         "target: tracing",
-        "target: writing",
-        "target: comparing with the torch model",
+        pytest.param("target: writing", marks=pytest.mark.slow),
+        pytest.param("target: comparing with the torch model", marks=pytest.mark.slow),
         "hashing",
     ],
 )
 def test_interrupted_export_leaves_nothing(step: str, models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        export(ExportOptions(str(models["target"]), tmp_path / "bundle"), _Interrupting(step))
+        export(ExportOptions(str(models["target"]), tmp_path / "bundle"), interrupted_at(step))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -81,7 +81,7 @@ def test_a_token_of_the_model_may_be_an_added_one_in_the_other() -> None:
     ],
     ids=["equal", "draft is longer", "eos", "draft is shorter"],
 )
-def test_what_does_no_harm_is_told(
+def test_harmless_differences_are_noted(
     target_eos: tuple[int, ...], draft_eos: tuple[int, ...], lengths: tuple[int, int], expected: list[str]
 ) -> None:
     assert check_pair(target_eos, draft_eos, *lengths) == expected

@@ -17,7 +17,9 @@ from specrt.exporter.options import ExportOptions
 from specrt.exporter.parity.reference import MIN_DISTINCT_IDS, reference_ids
 from specrt.exporter.tokenizer import load_tokenizer, write_tokenizer
 from specrt.runtime.text.codec import TextCodec
-from tests.tiny import BOS, CHAT_TEMPLATE, EOS, save_tiny_model, tiny_tokenizer
+from tests.exports import Exports
+from tests.progress import KeptProgress
+from tests.tiny import BOS, CHAT_TEMPLATE, EOS, tiny_tokenizer
 
 VOCAB_SIZE = 320
 TEXT = "It isn't the dog's, it's 世界 ."
@@ -32,14 +34,14 @@ def fresh_tokenizer(**changes: Any) -> Any:
 
 def written(tokenizer: Any, folder: Path, vocab_size: int = VOCAB_SIZE) -> tuple[Any, TextCodec, list[str]]:
     """(the bundle's entry, the runtime's codec of it, the notes)."""
-    notes: list[str] = []
-    entry = write_tokenizer("model", tokenizer, folder, vocab_size, notes.append)
-    return entry, TextCodec.from_bundle(folder, entry, vocab_size), notes
+    progress = KeptProgress()
+    entry = write_tokenizer("model", tokenizer, folder, vocab_size, progress)
+    return entry, TextCodec.from_bundle(folder, entry, vocab_size), progress.notes
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tokenizer") / "model")
+def model(exports: Exports) -> Path:
+    return exports.model()
 
 
 def copied(model: Path, folder: Path, *left_out: str) -> Path:
@@ -194,7 +196,7 @@ def test_templates_of_a_folder_are_taken_by_name(model: Path, tmp_path: Path) ->
     (folder / "additional_chat_templates" / "rag.jinja").write_text("RAG {{ messages[-1].content }}")
     entry, codec, notes = written(AutoTokenizer.from_pretrained(folder), tmp_path / "without")
     assert (entry.chat_template, list(entry.named_chat_templates)) == (None, ["rag"])
-    assert notes == ["the model has no default chat template; --chat-template-name chooses of rag"]
+    assert notes == ["the model has no default chat template; --chat-template-name selects one of rag"]
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     entry, codec, notes = written(AutoTokenizer.from_pretrained(folder), tmp_path / "with")
     assert (list(entry.templates), notes) == (["rag", "default"], [])

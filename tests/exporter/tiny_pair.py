@@ -16,6 +16,7 @@ from tests.tiny import save_tiny_model
 
 K = 4
 MAX_SEQ_LEN = 96
+CHUNK = 16
 
 
 def set_generation_config(folder: Path, **changes: Any) -> None:
@@ -23,18 +24,17 @@ def set_generation_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def save_models(root: Path) -> dict[str, Path]:
-    """A tiny target and a smaller draft for it, by role."""
+def save_models(root: Path) -> None:
+    """A tiny ``target`` and a smaller ``draft`` for it."""
     target = save_tiny_model(root / "target")
     (target / "LICENSE").write_text("a licence\n")
     set_generation_config(target, do_sample=True, temperature=0.6, top_k=20)
-    draft = save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=64)
-    return {"target": target, "draft": draft}
+    save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=64)
 
 
 def export_tiny(models: dict[str, Path], output: Path, **changes: Any) -> Manifest:
     options = {"target": str(models["target"]), "num_speculative_tokens": K, "max_seq_len": MAX_SEQ_LEN, **changes}
-    return export(ExportOptions(output=output, prefill_chunk=16, **options))
+    return export(ExportOptions(output=output, prefill_chunk=CHUNK, **options))
 
 
 def load_samplers(bundle: Path, entry: ModelEntry, vocab_size: int) -> None:

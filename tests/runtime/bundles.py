@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from specrt.engines.contract import ROWS, Contract, ModelSpec, model_contract
 from specrt.engines.fake import FakeSampler, NextToken, fake_spec
+from specrt.engines.interface import CPU
+from specrt.engines.interface import Backend as AnyBackend
 from specrt.engines.interface import Engine as AnyEngine
 from specrt.engines.manifest import (
     MANIFEST_NAME,
@@ -41,8 +43,8 @@ _WAYS: list[dict[str, Any]] = [
     {},
     {"reproducible": True},
     {"temperature": 1.0, "seed": 3},
-    {"temperature": 1.0, "seed": 3, "rule": "token"},
-    {"temperature": 1.0, "seed": 3, "rule": "token", "frequency_penalty": 0.5},
+    {"temperature": 1.0, "seed": 3, "rule": "block"},
+    {"temperature": 1.0, "seed": 3, "rule": "block", "frequency_penalty": 0.5},
     {"temperature": 1.0, "seed": 3, "frequency_penalty": 0.5},
     {"frequency_penalty": 0.5, "logprobs": 1},
     {"temperature": 1.0, "seed": 3, "rule": "block", "top_p": 0.9, "repetition_penalty": 1.5},
@@ -70,7 +72,7 @@ class FailingTable:
 
 @dataclass
 class Backend:
-    """The backend ``fake``: a row of the table of backends. It keeps the models' engines that it loads."""
+    """The backend ``fake``; ``open`` is its row in the table. It keeps the models' engines that it loads."""
 
     target: NextToken = target_table
     draft: NextToken = field(default_factory=FailingTable)
@@ -78,19 +80,25 @@ class Backend:
     contexts: dict[str, int] = field(default_factory=lambda: {"target": CONTEXT, "draft": DRAFT_CONTEXT})
     vocab_sizes: dict[str, int] = field(default_factory=lambda: {"target": VOCAB_SIZE, "draft": VOCAB_SIZE})
     engines: dict[str, Engine] = field(default_factory=dict)
+    name: str = "fake"
+    device: str = CPU
 
     def spec(self, role: str) -> ModelSpec:
         return fake_spec(self.vocab_sizes[role], self.contexts[role], self.k, max_width=8)
 
-    def __call__(self, graph: Path, contract: Contract, threads: int | None) -> AnyEngine:
-        if graph.parent.name == "samplers":
-            return self._head(graph.parent.parent.name, graph.name, contract, threads)
-        role = graph.parent.name
+    def open(self, name: str, bundle: Path, threads: int | None) -> AnyBackend:
+        """Itself, for any bundle."""
+        return self
+
+    def load(self, graph: str, contract: Contract, threads: int | None = None) -> AnyEngine:
+        role, *rest = graph.split("/")
+        if rest[0] == "samplers":
+            return self._sampler(role, rest[1], contract, threads)
         assert contract == model_contract(self.spec(role))
         self.engines[role] = Engine(self.spec(role), self.target if role == "target" else self.draft)
         return self.engines[role]
 
-    def _head(self, role: str, name: str, contract: Contract, threads: int | None) -> AnyEngine:
+    def _sampler(self, role: str, name: str, contract: Contract, threads: int | None) -> AnyEngine:
         """Samplers run on one thread; those of a draft verify one row, and all give the target's probabilities."""
         spec = replace(self.spec(role), max_rows=contract.limits[ROWS])
         assert threads == 1
@@ -174,7 +182,7 @@ Open = Callable[..., Runtime]
 
 
 def num_slots(backend: Backend) -> list[int]:
-    return [len(engine.open_slots) for engine in backend.engines.values()]
+    return [engine.num_open for engine in backend.engines.values()]
 
 
 def alone(open_bundle: Open, prompt: Sequence[int], **options: Any) -> tuple[list[int], list[int]]:

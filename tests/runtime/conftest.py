@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specrt.engines import load as backends
+from specrt.engines import backends
+from specrt.engines.interface import CPU
 from specrt.runtime.runtime import Runtime, load
 from tests.runtime.bundles import DRAFT, TABLE, Backend, Open, write_bundle
 
@@ -17,7 +18,7 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Backend:
     """Its tables and sizes may be changed before a bundle is opened."""
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
     backend = Backend()
-    monkeypatch.setitem(backends._LOADERS, "fake", backend)
+    monkeypatch.setitem(backends.BACKENDS, "fake", {CPU: backend.open})
     return backend
 
 

@@ -12,22 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
 from specrt.engines.fake import FakeEngine, FakeSampler, NextToken, fake_spec
 from specrt.engines.interface import Array
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.samplers import SamplerEngines
-from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
-from specrt.runtime.target import Draft, Target
+from specrt.runtime.target import Target
 
 VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
 POISON = 1_000_003.0
@@ -86,13 +87,18 @@ class Engine(FakeEngine):
     def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
         super().__init__(spec, next_token)
         self.spec = spec
-        self.bindings: dict[int, Any] = {}
+        self.bindings: list[Any] = []
         self.widths: list[int] = []
         self.rows: list[int] = []
 
-    def open(self, slot: int, shared: Mapping[str, Array] | None = None) -> Any:
-        self.bindings[slot] = super().open(slot, shared)
-        return self.bindings[slot]
+    def open(self, shared: Mapping[str, Array] | None = None) -> Any:
+        self.bindings.append(super().open(shared))
+        return self.bindings[-1]
+
+    @property
+    def num_open(self) -> int:
+        """Bindings that were not closed."""
+        return sum(binding.is_open for binding in self.bindings)
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         fed = host[INPUT_IDS][0, :width]
@@ -101,10 +107,10 @@ class Engine(FakeEngine):
         self.rows.append(rows)
         super().compute(host, width, rows)
 
-    def cache(self, slot: int) -> Array:
-        """The token ids in the cache of ``slot``, stale ones included. [capacity] f32"""
-        cache: Array = self.bindings[slot].host[past_name("key", 0)].reshape(-1)
-        return cache
+
+def cache_of(model: KVCachedModel) -> Array:
+    """The token ids in the cache of a model on ``Engine``, stale ones included. [capacity] f32"""
+    return model.binding.host[past_name("key", 0)].reshape(-1)
 
 
 def engine_of(next_token: NextToken, max_seq_len: int = 256, vocab_size: int = VOCAB_SIZE) -> Engine:
@@ -116,7 +122,6 @@ LoadSampler = Callable[[ModelSpec, str, int], FakeSampler]
 
 def slot_of(
     engine: Engine,
-    slot: int = 0,
     vocab_size: int | None = None,
     max_rows: int | None = None,
     load: LoadSampler = FakeSampler,
@@ -125,22 +130,41 @@ def slot_of(
     spec = replace(engine.spec, max_rows=max_rows or engine.spec.max_rows)
     size = engine.spec.vocab_size if vocab_size is None else vocab_size
     samplers = SamplerEngines(lambda name: load(spec, name, size))
-    return SlotModel(KVCachedModel(engine, slot, engine.spec), samplers)
+    return SlotModel(KVCachedModel(engine, engine.spec), samplers)
 
 
-def open_target(engine: Engine, slot: int = 0) -> Target:
+def open_target(engine: Engine) -> Target:
     """A greedy target."""
-    opened = slot_of(engine, slot)
-    return Target(opened.model, Verifier(opened.samplers, Settings(), 0))
+    return Target(slot_of(engine), Settings(), 0)
 
 
-def open_draft(engine: Engine, slot: int = 0) -> Draft:
+class Draft(NamedTuple):
+    """What a ``ModelDrafter`` drafts with."""
+
+    model: KVCachedModel
+    sampler: DraftSampler
+
+
+def open_draft(engine: Engine) -> Draft:
     """A greedy draft, whose samplers verify one row."""
-    opened = slot_of(engine, slot, max_rows=1)
-    return Draft(opened.model, DraftSampler(opened.samplers, Settings(), 0, VOCAB_SIZE, None))
+    opened = slot_of(engine, max_rows=1)
+    return Draft(opened.model, DraftSampler(opened, opened, Settings(), 0))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """When to stop: ids that end the text, new tokens wanted, and the target's context. And K."""
+
+    ending_ids: frozenset[int]
+    max_new_tokens: int
+    max_seq_len: int
+    k: int
+
+    def completion(self, prompt: Sequence[int]) -> Completion:
+        settings = Settings(self.max_new_tokens, self.k, ending_ids=tuple(self.ending_ids))
+        return Completion(prompt, settings, self.max_seq_len)
 
 
 def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len: int = 256) -> Limits:
@@ -148,7 +172,10 @@ def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len:
 
 
 class Script:
-    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
+    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one).
+
+    ``calls`` has each k, and 0 for the prefill.
+    """
 
     is_sampled = True
 
@@ -156,6 +183,10 @@ class Script:
         self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
         self.calls: list[int] = []
         self.commits: list[int] = []
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        self.calls.append(0)
+        assert list(committed) == self.tokens[: len(committed)]
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         self.calls.append(k)
@@ -176,6 +207,7 @@ class Run:
     rounds: list[list[int]]
     token_ids: list[int]
     stats: Stats
+    finish_reason: str | None
 
 
 Between = Callable[[list[int]], None]
@@ -189,13 +221,14 @@ def run(
     between: Between = lambda tokens: None,
 ) -> Run:
     """Generate to the end; ``between`` is called with the committed tokens after each round."""
-    tokens, stats, rounds = list(prompt), Stats(), []
-    for emitted in generate_tokens(tokens, target, drafter or NoDrafter(), limits, stats):
-        rounds.append(list(emitted))
-        between(tokens)
-    token_ids = tokens[len(prompt) :]
-    assert list(chain.from_iterable(rounds)) == token_ids
-    return Run(rounds, token_ids, stats)
+    completion, stats, rounds = limits.completion(prompt), Stats(), []
+    for done in generate_rounds(completion, target, drafter or NoDrafter()):
+        stats.add(done)
+        rounds.append(list(done.emitted))
+        between(completion.tokens)
+        assert done.finish_reason == completion.finish_reason
+    assert list(chain.from_iterable(rounds)) == completion.new_tokens
+    return Run(rounds, completion.new_tokens, stats, completion.finish_reason)
 
 
 def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
@@ -208,20 +241,16 @@ class Pair:
     def __init__(self, target: Engine, draft: Engine, load: LoadSampler = FakeSampler) -> None:
         vocab_size = target.spec.vocab_size
         self.engine, self.draft_engine = target, draft
-        self.target = slot_of(target, 0, load=load)
-        self.draft = slot_of(draft, int(draft is target), vocab_size, max_rows=1, load=load)
+        self.target = slot_of(target, load=load)
+        self.draft = slot_of(draft, vocab_size, max_rows=1, load=load)
 
     def begin_target(self, settings: Settings, prompt: Sequence[int]) -> Target:
         self.target.begin(prompt, 2 if settings.reproducible else 1)
-        return Target(self.target.model, Verifier(self.target.samplers, settings, len(prompt)))
+        return Target(self.target, settings, len(prompt))
 
     def begin_draft(self, settings: Settings, prompt: Sequence[int]) -> Draft:
         self.draft.begin(prompt, 1)
-        probs = draft_probs(self.target.samplers, settings)
-        return Draft(
-            self.draft.model,
-            DraftSampler(self.draft.samplers, settings, len(prompt), self.target.model.spec.vocab_size, probs),
-        )
+        return Draft(self.draft.model, DraftSampler(self.draft, self.target, settings, len(prompt)))
 
     def run(
         self,
@@ -233,7 +262,7 @@ class Pair:
         """A generation with ``drafter``, or else with what ``settings`` name."""
         target = self.begin_target(settings, prompt)
         if settings.draft == "model" and drafter is None:
-            drafter = ModelDrafter(self.begin_draft(settings, prompt), self.engine.spec.vocab_size)
+            drafter = ModelDrafter(*self.begin_draft(settings, prompt), self.engine.spec.vocab_size)
         elif settings.draft == "ngram":
             drafter = NGramDrafter()
         k, max_seq_len = settings.num_speculative_tokens, self.engine.spec.max_seq_len

@@ -10,6 +10,7 @@ from specrt.engines.fake import fake_spec
 from tests.runtime.fakes import (
     VOCAB_SIZE,
     Engine,
+    cache_of,
     continuation,
     engine_of,
     hashed,
@@ -54,7 +55,7 @@ def test_a_long_feed_is_cut_into_passes_that_leave_the_asked_rows_to_the_last(
     assert engine.widths == widths
     assert engine.rows[-1] == rows
     assert target.model.kv_len == end
-    assert engine.cache(0)[:end].tolist() == tokens[:end]
+    assert cache_of(target.model)[:end].tolist() == tokens[:end]
 
 
 def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() -> None:
@@ -67,7 +68,7 @@ def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() ->
             model.rollback(kv_len)
     model.rollback(4)
     model.rollback(2)
-    assert (model.kv_len, engine.cache(0)[:4].tolist(), engine.num_passes) == (2, [1, 2, 3, 4], 1)
+    assert (model.kv_len, cache_of(model)[:4].tolist(), engine.num_passes) == (2, [1, 2, 3, 4], 1)
     assert target.verify([1, 2, 9], []) == (0, hashed(15)([1, 2, 9]))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 
 from specrt.engines.errors import UsageError
-from specrt.runtime.options import GenerationOptions, Options
+from specrt.runtime.options import OPTIONS, GenerationOptions, Options, checked, neutral
+from specrt.runtime.settings import Settings
 from tests.runtime.bundles import VOCAB_SIZE
 from tests.runtime.test_settings import refused, resolved
 
@@ -33,14 +35,13 @@ def test_numbers_have_ranges(name: str, good: list[float], bad: list[Any]) -> No
     for value in good:
         resolved({name: value})
     for value in bad:
-        shown = value if name == "num_speculative_tokens" else repr(value)
-        assert refused({name: value}).startswith(f"{name}: got {shown}, ")
+        assert refused({name: value}).startswith(f"{name}: got {value!r}, ")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "typical"}, "rule: got 'typical', expected one of match, token, block"),
+        ({"rule": "typical"}, "rule: got 'typical', expected one of match, block"),
         ({"draft": "self"}, "draft: got 'self', expected one of auto, ngram, model, none"),
         ({"temprature": 1}, "temprature: not an option of a generation; expected some of add_generation_prompt, "),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: got 9, expected at most max_new_tokens (8)"),
@@ -80,5 +81,36 @@ def test_ids_outside_the_vocabulary_are_refused(name: str, token: Any) -> None:
     resolved({name: {0: 1.0, VOCAB_SIZE - 1: -1.0} if name == "logit_bias" else [0, VOCAB_SIZE - 1]})
 
 
-def test_the_options_are_those_of_the_keyword_arguments() -> None:
-    assert set(Options.__annotations__) == set(GenerationOptions.__dataclass_fields__)
+@pytest.mark.parametrize("name", ["ignore_eos", "model_defaults", "reproducible"])
+def test_flags_are_true_or_false(name: str) -> None:
+    for value in (True, np.False_):
+        resolved({name: value})
+    wrong: Any
+    for wrong in (1, "yes", []):
+        assert refused({name: wrong}) == f"{name}: got {wrong!r}, expected True or False"
+
+
+def test_the_keyword_arguments_have_the_options_names_and_types() -> None:
+    assert get_type_hints(Options) == get_type_hints(GenerationOptions)
+    assert list(Options.__annotations__) == list(OPTIONS)
+
+
+def test_an_option_is_checked_by_its_name() -> None:
+    assert checked("stop", "x") == ("x",)
+    assert checked("top_k", np.int64(5)) == 5
+    assert checked("tools", [{"name": "f"}]) == [{"name": "f"}]
+    for name, wrong in (("temperature", "hot"), ("tools", 5), ("stop", [""]), ("logprobs", 21), ("rule", "best")):
+        with pytest.raises(UsageError, match=rf"^{name}: "):
+            checked(name, wrong)
+    with pytest.raises(
+        UsageError, match=r"^top: not an option of a generation; expected some of add_generation_prompt"
+    ):
+        checked("top", 1)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_default_is_an_allowed_value(name: str) -> None:
+    """And what is neutral, too."""
+    assert checked(name, OPTIONS[name].default) == OPTIONS[name].default
+    if OPTIONS[name].neutral is not None:
+        assert checked(name, neutral(name)) == neutral(name) == getattr(Settings(), name)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import pytest
 
-from specrt.engines import load as backends
+from specrt.engines import backends
 from specrt.engines.errors import BackendError, BundleError, ParityError, UsageError
 from specrt.runtime.runtime import load
 from tests.runtime.bundles import (
@@ -126,7 +126,7 @@ def test_what_the_text_holds_back_comes_at_the_end(open_bundle: Open) -> None:
     first, second, third = (f"w{token}" for token in plain(PROMPT, 3))
     pieces = list(stream)
     assert pieces[0] == first
-    assert pieces[-1] == "\N{REPLACEMENT CHARACTER}"
+    assert pieces[-1].endswith("\N{REPLACEMENT CHARACTER}")
     assert stream.result.text == "".join(pieces) == "\N{REPLACEMENT CHARACTER}".join([first, second, third, ""])
 
 
@@ -223,7 +223,7 @@ def test_closing_gives_every_slot_back(open_bundle: Open, backend: Backend) -> N
         ({"num_speculative_tokens": -1}, "num_speculative_tokens: got -1"),
         ({"draft": "oracle"}, "draft: got 'oracle', expected one of auto, ngram, model, none"),
         ({"draft": "model"}, "draft: got 'model', but this bundle has none"),
-        ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, token, block"),
+        ({"rule": "leniency"}, "rule: got 'leniency', expected one of match, block"),
         ({"colour": "blue"}, "colour: not an option of a generation; expected some of add_generation_prompt, "),
         ({"stop": [""]}, "stop: string 0 is empty"),
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids: got 64, expected ids in 0..63"),
@@ -256,7 +256,7 @@ def test_a_backend_the_bundle_does_not_list_is_refused(tmp_path: Path, backend: 
 def test_a_backend_this_specrt_does_not_have_is_refused(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(backends._LOADERS, "fake")
+    monkeypatch.delitem(backends.BACKENDS, "fake")
     with pytest.raises(BackendError, match="backend fake: this specrt has onnxruntime"):
         load(write_bundle(tmp_path / "bundle", "ngram", ()))
 

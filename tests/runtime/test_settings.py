@@ -46,7 +46,7 @@ def test_what_leaves_one_id_is_greedy(options: dict[str, Any], reason: str) -> N
     shown = settings.as_dict()
     assert settings.is_greedy
     assert (settings.temperature, settings.filters, settings.rule, settings.seed) == (0, False, "match", None)
-    assert (shown["temperature"]["source"], shown["rule"]["source"]) == (reason, "all rules are one when greedy")
+    assert (shown["temperature"]["source"], shown["rule"]["source"]) == (reason, "both rules are one when greedy")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_draft_the_bundle_does_not_have_is_refused(k: int | None) -> None:
 # --- rule, seed, reproducible --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [None, "match", "token", "block"])
+@pytest.mark.parametrize("given", [None, "match", "block"])
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("draft", ["model", "self", "none", "k0"])
 def test_the_rule_at_a_temperature(given: str | None, seed: int | None, draft: str) -> None:
@@ -140,14 +140,13 @@ def test_the_rule_at_a_temperature(given: str | None, seed: int | None, draft: s
     assert settings.rule == ((given or ("block" if seed is None else "match")) if drafts else "match")
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(("options", "bundled"), [({}, "ngram"), ({"draft": "ngram"}, "model")])
-def test_n_gram_drafts_are_not_sampled(rule: str, options: dict[str, Any], bundled: str) -> None:
-    message = refused({"temperature": 1, "rule": rule, **options}, bundled)
-    assert message.startswith(f"rule: got {rule!r}, but ngram drafts are not sampled; use 'match'")
+def test_n_gram_drafts_are_not_sampled(options: dict[str, Any], bundled: str) -> None:
+    message = refused({"temperature": 1, "rule": "block", **options}, bundled)
+    assert message.startswith("rule: got 'block', but ngram drafts are not sampled; use 'match'")
     assert resolved({"temperature": 1, **options}, bundled).rule == "match"
     assert resolved({"temperature": 1, "rule": "match", **options}, bundled).rule == "match"
-    assert resolved({"rule": rule, **options}, bundled).rule == "match"  # greedy
+    assert resolved({"rule": "block", **options}, bundled).rule == "match"  # greedy
 
 
 def test_a_seed_is_drawn_again_for_each_generation_that_samples() -> None:
@@ -166,7 +165,6 @@ def test_a_seed_is_drawn_again_for_each_generation_that_samples() -> None:
         ({"seed": 1, "temperature": 1}, True, "implied by seed"),
         ({"seed": 0, "temperature": 1, "rule": "match"}, True, "implied by seed"),
         ({"seed": 1, "temperature": 1, "rule": "block"}, False, "default"),
-        ({"seed": 1, "temperature": 1, "rule": "token"}, False, "default"),
         ({"seed": 1, "temperature": 1, "reproducible": False}, False, "given"),
         ({"reproducible": True}, True, "given"),
         ({"seed": 1, "temperature": 1, "rule": "block", "reproducible": True}, True, "given"),

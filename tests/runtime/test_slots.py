@@ -18,7 +18,7 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotPool
 from tests.runtime.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
-from tests.runtime.fakes import POISON, Engine, hashed, slot_of
+from tests.runtime.fakes import POISON, Engine, cache_of, hashed, slot_of
 from tests.runtime.plain import decode
 
 LONG = [(7 * i) % 60 for i in range(24)]
@@ -75,10 +75,10 @@ def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, model
 
 
 class Held(Slot):
-    """A slot that claims to hold ``held`` tokens of any prompt."""
+    """A slot that claims to hold ``held`` tokens of any prompt, and ``others`` after them."""
 
-    def __init__(self, held: int) -> None:
-        self.held, self.is_closed = held, False
+    def __init__(self, held: int, others: int = 0) -> None:
+        self.held, self.kv_len, self.is_closed = held, held + others, False
         self.target: Any = self
         self.model = self
 
@@ -104,6 +104,19 @@ def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
     pool.give_back(opened[1])
     pool.close()
     assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "is_taken"),
+    [(3, 97, False), (4, 97, True), (8, 97, True), (3, 3, True), (3, 4, False), (0, 97, False)],
+)
+def test_a_few_tokens_in_common_do_not_cost_a_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
+    """Half of the prompt, less its last token, or half of what the slot holds must be shared."""
+    pool = SlotPool(lambda: Held(0))
+    idle_longest, other = Held(0), Held(held, others)
+    pool.give_back(idle_longest)
+    pool.give_back(other)
+    assert pool.take([1] * 9, 1) is (other if is_taken else idle_longest)
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------
@@ -166,7 +179,7 @@ def test_a_reproducible_prompt_reuses_only_what_came_from_wide_passes(
             wide.rollback(wide.reusable(given_ids, number))
             slot.begin(given_ids, number)
         assert model.kv_len == len(wide.tokens)
-        assert engine.cache(0)[: model.kv_len].tolist() == wide.tokens
+        assert cache_of(model)[: model.kv_len].tolist() == wide.tokens
         for asked, least in product((prompt, wide.tokens, [*wide.tokens, 1]), (1, 2)):
             assert model.reusable(asked, least) == wide.reusable(asked, least)
 
@@ -212,8 +225,8 @@ def test_poison_in_stale_slots_changes_nothing(open_bundle: Open, models: Backen
         stream = runtime.stream(LONG[:length], max_new_tokens=20, **way)
         for _ in stream:
             parts = [part.model for part in (taken[-1].target, taken[-1].draft) if part is not None]
-            for model, engine in zip(parts, models.engines.values(), strict=False):
-                engine.cache(0)[model.kv_len :] = POISON
+            for model in parts:
+                cache_of(model)[model.kv_len :] = POISON
         assert shown(stream.result) == expected[length]
     assert len(taken) == 4 and all(slot is taken[0] for slot in taken)
     assert (taken[0].draft is None) == (way.get("draft") in ("ngram", "none"))

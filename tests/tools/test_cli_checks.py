@@ -12,11 +12,13 @@ from specrt.engines.storage import integrity
 from specrt.runtime.target import Target
 from tests.tools.commands import invoke, one_error_line
 
+SHORT = ("--max-new-tokens", 8, "--num-draws", 1000)
+
 
 def test_verify_certifies_a_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "certificate.json"
     model = tiny_bundle.parent / "model"
-    result = invoke("verify", tiny_bundle, "--source", model, "--max-new-tokens", 8, "--output", file, "--json")
+    result = invoke("verify", tiny_bundle, "--source", model, *SHORT, "--output", file, "--json")
     assert result.exit_code == 0, result.output
     certificate = json.loads(result.stdout)
     assert certificate == json.loads(file.read_text())
@@ -37,7 +39,7 @@ def test_verify_exits_with_1_and_names_what_failed(
 
     monkeypatch.setattr(Target, "verify", forked)
     file = tmp_path / "certificate.json"
-    result = invoke("verify", tiny_bundle, "--max-new-tokens", 8, "--output", file)
+    result = invoke("verify", tiny_bundle, *SHORT, "--output", file)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("specrt: error: ")
@@ -48,7 +50,7 @@ def test_verify_exits_with_1_and_names_what_failed(
     assert json.loads(file.read_text())["sources_compared"] == []
 
 
-def test_a_certificate_that_cannot_be_written_is_told_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_certificate_that_cannot_be_written_is_refused_before_any_check(tiny_bundle: Path, tmp_path: Path) -> None:
     result = invoke("verify", tiny_bundle, "--output", tmp_path / "no" / "file")
     assert result.exit_code == 2
     assert "the certificate cannot be written there" in one_error_line(result)

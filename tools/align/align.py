@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -15,6 +15,7 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.errors import UsageError
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import write_text_file
 from specrt.runtime.runtime import Runtime
 from specrt.tools.align.tally import Positions, Tally, compare_rows
@@ -66,7 +67,7 @@ def align(
     max_new_tokens: int,
     temperature: float = 0.0,
     threads: int | None = None,
-    advance: Callable[[str], None] = lambda step: None,
+    progress: Progress = SILENT,
 ) -> Alignment:
     """Measure the bundle's draft on ``prompts``. Raises ``UsageError``."""
     checked_manifest(bundle)
@@ -83,7 +84,7 @@ def align(
         pooled = Positions()
         slot = runtime.open_slot("none" if draft == "ngram" else "model")
         for prompt, prompt_ids in zip(prompts, ids, strict=True):
-            advance(prompt.name)
+            progress.step(prompt.name)
             sampling = {"temperature": temperature, "seed": SEED} if temperature else {}
             output = runtime.generate(prompt_ids, max_new_tokens=max_new_tokens, **sampling).token_ids  # type: ignore[arg-type]
             chosen = [*tallies.values(), by_category.setdefault(prompt.category, Tally(k))]
@@ -95,7 +96,7 @@ def align(
             _pool(pooled, found)
             for tally in chosen:
                 tally.add(found.chances)
-        advance("timing passes")
+        progress.step("timing passes")
         slot.close()
         target_ms, draft_ms = time_passes(runtime)
         gains = {n: tally.speedup(target_ms, draft_ms) for n, tally in tallies.items()}

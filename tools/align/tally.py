@@ -2,8 +2,8 @@
 
 The target generates; then both models read that text once more, and the logits of every position are at hand. At
 temperature 0 a drafted token is accepted where the draft's most likely id is the text's (an accepted prefix *is* the
-text, so this holds at any place of a round). Above 0 the chance is 1 - TV(p, q), the rule ``token``'s; ``block``
-accepts a few percent more. Rounds of any K follow from these chances without further passes.
+text, so this holds at any place of a round). Above 0 the chance is taken as 1 - TV(p, q), of accepting
+token by token; ``block`` accepts a few percent more. Rounds of any K follow from these chances without further passes.
 """
 
 from __future__ import annotations

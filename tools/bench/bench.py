@@ -15,6 +15,7 @@ from typing import Any
 
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
+from specrt.engines.progress import SILENT, Progress
 from specrt.runtime.text.codec import TextCodec
 from specrt.tools.bench.journal import Journal
 from specrt.tools.bench.methods import Method, own_or_shared, processes
@@ -24,7 +25,6 @@ from specrt.tools.bench.scores import score
 from specrt.tools.bench.work import Work
 from specrt.tools.machine import Machine, Watch
 from specrt.tools.prompting.prompts import Prompt, bucket_of, encode_prompts
-from specrt.tools.terminal.progress import Advance
 
 
 def run_bench(
@@ -33,14 +33,14 @@ def run_bench(
     prompts: Sequence[Prompt],
     settings: Settings,
     machine: Machine,
-    advance: Advance = lambda step: None,
+    progress: Progress = SILENT,
     journal_file: Path | None = None,
     resume: bool = False,
     required: Iterable[str] | None = None,
 ) -> Bench:
     """Run the bench. Ids are compared with those of the first method (above temperature 0: of the first of specrt).
 
-    ``advance`` gets the name of what is about to start. A method that fails to load or to answer is left out and
+    ``progress`` gets a step for all that is about to start. A method that fails to load or to answer is left out and
     reported, but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
     """
     started, watch = time.monotonic(), Watch()
@@ -50,7 +50,7 @@ def run_bench(
     kept, ids, skipped = fitting(prompts, bundle, manifest, settings)
     identity = {"bundle": manifest.created_utc, "settings": asdict(settings), "prompts": ids}
     journal = Journal(journal_file, identity, resume)
-    work = Work(bundle, settings, kept, ids, journal, advance, started)
+    work = Work(bundle, settings, kept, ids, journal, progress, started)
     work.required = None if required is None else set(required)
     groups = _groups(manifest, methods, settings)
     for number, batch in enumerate([[group] for group in groups] if settings.one_at_a_time else [groups]):

@@ -13,6 +13,7 @@ from specrt.engines.manifest import Manifest
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.files import write_text_file
 from specrt.tools.bench.bench import run_bench
+from specrt.tools.bench.genai_model import genai_model
 from specrt.tools.bench.llama_worker import check_llama_cpp
 from specrt.tools.bench.methods import Method, choose_methods, needed_bytes, processes
 from specrt.tools.bench.records import Bench, Settings
@@ -20,7 +21,7 @@ from specrt.tools.bench.tables import print_bench
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine, notes
 from specrt.tools.prompting.prompts import PER_CATEGORY, Prompt, bench_prompts, prompts_from_file
-from specrt.tools.terminal.progress import shown_steps
+from specrt.tools.terminal.progress import shown_progress, shown_steps
 
 MINUTES, QUICK_MINUTES = 9.0, 1.7
 TOKENS, QUICK_TOKENS = 64, 32
@@ -56,6 +57,9 @@ def run_command(
     sources = {role: name for role, name in given.items() if name is not None}
     if any(method.library == "llama.cpp" for method in methods):
         check_llama_cpp(manifest, sources)
+    if any(method.library == "genai" for method in methods):  # before the clock of --budget-minutes runs
+        with shown_progress() as progress:
+            genai_model(bundle, manifest, sources, progress)
     prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
     if minutes < 0:
@@ -76,8 +80,8 @@ def run_command(
         click.echo(line, err=True)
     required = [method.name for method in methods if method.library == "specrt"]
     journal = None if json_file is None else json_file.with_name(json_file.name + ".partial")
-    with shown_steps(len(methods) * (1 + len(prompts) * settings.repeats) + 2) as advance:
-        bench = run_bench(bundle, methods, prompts, settings, machine, advance, journal, resume, required)
+    with shown_steps(len(methods) * (1 + len(prompts) * settings.repeats) + 2) as progress:
+        bench = run_bench(bundle, methods, prompts, settings, machine, progress, journal, resume, required)
     print_bench(bench)
     _write(bench, json_file, html_file)
 

@@ -34,6 +34,7 @@ PROCESS_BYTES = {
     "transformers-compiled": 900 << 20,
     "specrt": 140 << 20,
     "llama.cpp": 300 << 20,
+    "genai": 200 << 20,
 }
 GGUF_BYTES = 1.3  # a weight in 4 bits: the file is mapped, and part of it repacked for the CPU's kernels
 
@@ -42,7 +43,8 @@ GGUF_BYTES = 1.3  # a weight in 4 bits: the file is mapped, and part of it repac
 class Method:
     """A way to generate. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa.
 
-    ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights.
+    ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights; ``genai`` is ONNX Runtime
+    GenAI on a model that its own builder makes from the target.
     """
 
     name: str
@@ -64,6 +66,7 @@ _ROWS = (
     Method("assisted-bf16", "transformers", "bf16", "model"),
     Method("lookup", "transformers", "fp32", "ngram"),
     Method("llama.cpp", "llama.cpp", "gguf"),
+    Method("genai", "genai", "bundle"),
     Method("plain", "specrt", "bundle"),
     Method("auto", "specrt", "bundle", "auto"),
     Method("ngram", "specrt", "bundle", "ngram"),
@@ -146,7 +149,7 @@ def needed_bytes(manifest: Manifest, methods: Sequence[Method]) -> int:
     models = [manifest.target]
     if manifest.draft.model is not None and (library == "specrt" or any(c.draft == "model" for c in methods)):
         models.append(manifest.draft.model)
-    if library == "specrt":
+    if library in ("specrt", "genai"):
         return PROCESS_BYTES[library] + sum(model.weights_bytes + model.spec.kv_bytes for model in models)
     item_bytes = GGUF_BYTES if library == "llama.cpp" else ITEM_BYTES[DTYPES[dtype]]
     num_parameters = sum(model.weights_bytes // ITEM_BYTES[model.spec.dtype] for model in models)

@@ -45,14 +45,16 @@ class Settings:
 class Passes:
     """Bare passes after ``PAST`` cached tokens, in ms: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
 
-    ``bound_ms`` is the time in which memory gives the target's weights. ``break_even_by_k`` is the acceptance at which
-    K wins nothing; None where full acceptance would not win either.
+    ``bound_ms`` is the time in which memory gives the target's weights. It is None where a pass takes less, as the
+    machine was busy when the bandwidth was measured, and for weights that may stay in the processor's caches, whose
+    bandwidth is not measured. ``break_even_by_k`` is the acceptance at which K wins nothing; None where full acceptance
+    would not win either.
     """
 
     target_ms: tuple[float, ...]
     draft_ms: float
-    bandwidth_bytes_per_s: float
-    bound_ms: float
+    bandwidth_bytes_per_s: float | None
+    bound_ms: float | None
     break_even_by_k: dict[int, float | None]
 
 
@@ -91,7 +93,7 @@ class Bench:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its times are not to be trusted."""
+        """Whether its times are unreliable."""
         return self.machine.is_busy or self.busy_percent_during > QUIET_PERCENT
 
     def as_dict(self) -> dict[str, Any]:

@@ -57,12 +57,19 @@ def remarks(bench: Bench) -> list[str]:
             lines.append(f"{row.method} returned {row.completion_tokens} tokens where others returned {most}")
     lines += [f"{name} is missing: {why}" for name, why in bench.failed.items()]
     lines += [_of_llama_cpp(started) for name, started in bench.started.items() if "gguf" in started]
+    lines += [_of_genai(started) for started in bench.started.values() if "genai" in started]
     lines += [f"left out: {why}" for why in bench.skipped]
+    passes = bench.passes
+    if passes is not None and passes.bandwidth_bytes_per_s is not None and passes.bound_ms is None:
+        lines.append(
+            f"no memory bound is shown: a pass is faster than the bandwidth measured here "
+            f"({passes.bandwidth_bytes_per_s / 1e9:.1f} GB/s) allows, so the machine was busy when it was measured"
+        )
     if bench.is_busy:
         before, during = bench.machine.busy_percent_before, bench.busy_percent_during
         lines.append(
-            f"other programs kept the CPU {before:.0f} % busy before and {during:.0f} % while it ran: do not trust "
-            "these times"
+            f"other programs kept the CPU {before:.0f} % busy before and {during:.0f} % while it ran: these "
+            "times are unreliable"
         )
     return lines
 
@@ -101,6 +108,11 @@ def _of_llama_cpp(started: Mapping[str, str]) -> str:
         f"llama.cpp (xllamacpp {started['xllamacpp']}) reads the quantized weights of {started['gguf']}, so its ids "
         f"may differ; its kernels: {started['kernels']}"
     )
+
+
+def _of_genai(started: Mapping[str, str]) -> str:
+    line = f"genai is onnxruntime-genai {started['genai']} with {started['precision']} weights of its own builder"
+    return line if started["precision"] == "fp32" else f"{line}, which rounds them in another way; its ids may differ"
 
 
 def ratio_text(row: Score, reference: str) -> str:
@@ -206,14 +218,14 @@ def _print_passes(console: Console, bench: Bench) -> None:
     for index, ms in enumerate(passes.target_ms):
         even = passes.break_even_by_k.get(index)
         shown = "-" if index == 0 else "never" if even is None else f"{even:.2f}"
-        rows.append(
-            [str(index + 1), f"{ms:.2f}", f"{ms / passes.target_ms[0]:.2f}", f"{ms / passes.bound_ms:.2f}", shown]
-        )
-    title = (
-        f"a target pass of M tokens; the memory's bound is {passes.bound_ms:.1f} ms at "
-        f"{passes.bandwidth_bytes_per_s / 1e9:.1f} GB/s; a drafted token takes {passes.draft_ms:.1f} ms"
-    )
-    _table(console, title, ["M", "ms", "v(M)", "over the bound", "break-even acceptance of K = M - 1"], rows)
+        over = [] if passes.bound_ms is None else [f"{ms / passes.bound_ms:.2f}"]
+        rows.append([str(index + 1), f"{ms:.2f}", f"{ms / passes.target_ms[0]:.2f}", *over, shown])
+    bound = ""
+    if passes.bound_ms is not None and passes.bandwidth_bytes_per_s is not None:
+        bound = f"; the memory's bound is {passes.bound_ms:.1f} ms at {passes.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
+    title = f"a target pass of M tokens{bound}; a drafted token takes {passes.draft_ms:.1f} ms"
+    over = ["over the bound"] if bound else []
+    _table(console, title, ["M", "ms", "v(M)", *over, "break-even acceptance of K = M - 1"], rows)
 
 
 def _figure(value: float | None, digits: int) -> str:

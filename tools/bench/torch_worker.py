@@ -57,7 +57,6 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             temperature=request.get("temperature", 0.0),
             **({"seed": request["seed"]} if request.get("temperature") else {}),
         )
-        rounds = _record_rounds(stream.stats)
         arrivals, seen = [], 0
         for _ in stream:
             arrivals.append((time.perf_counter() - started, len(stream.token_ids) - seen))
@@ -75,25 +74,12 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             "token_ids": stream.token_ids,
             "seconds": seconds,
             "arrivals": arrivals,
-            "rounds": rounds,
+            "rounds": [(len(done.drafted), done.num_accepted) for done in stream.rounds[1:]],
             "phase_ms": phases,
             "peak_bytes": peak_bytes(),
         }
 
     return {"backend": runtime.backend}, generate
-
-
-def _record_rounds(stats: Any) -> list[tuple[int, int]]:
-    """(drafted, accepted) of each round that ``stats`` will count."""
-    rounds: list[tuple[int, int]] = []
-    count = stats.count_round
-
-    def count_round(num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        rounds.append((num_drafted, min(num_accepted, num_emitted)))
-        count(num_drafted, num_accepted, num_emitted)
-
-    stats.count_round = count_round
-    return rounds
 
 
 class _Arrivals:
@@ -179,12 +165,17 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     import torch
     from transformers import GenerationConfig
 
+    model = load_entry(entry, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], source)[1]
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    return model
+
+
+def load_entry(entry: ModelEntry, dtype: Any, source: str | None) -> tuple[Any, Any]:
+    """(where the torch model of ``entry`` comes from, the model in ``dtype``); ``source`` replaces what is recorded."""
     from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
     from specrt.exporter.sources.merging import load_adapted
 
     adapter = entry.adapter
     choice = AdapterChoice(ignore=True) if adapter is None else AdapterChoice(adapter.source, adapter.revision)
     found = find_adapted(source or entry.source, entry.revision if source is None else None, choice=choice)
-    model = load_adapted(found, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).model
-    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
-    return model
+    return found, load_adapted(found, dtype).model

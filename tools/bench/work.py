@@ -11,13 +11,13 @@ from typing import Any
 
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.progress import Progress
 from specrt.tools.bench.journal import Journal
 from specrt.tools.bench.methods import Answer, Method, WorkerPool
 from specrt.tools.bench.records import PAST, Passes, Settings
-from specrt.tools.machine import read_bandwidth
+from specrt.tools.machine import memory_bound
 from specrt.tools.plan.roofline import Rounds
 from specrt.tools.prompting.prompts import Prompt
-from specrt.tools.terminal.progress import Advance
 
 WARM_UP_TOKENS = 16
 LEAST_TOKENS = 16
@@ -35,7 +35,7 @@ class Work:
     prompts: Sequence[Prompt]
     ids: Sequence[Sequence[int]]
     journal: Journal
-    advance: Advance
+    progress: Progress
     started: float
     required: set[str] | None = None
     max_new_tokens: int = 0
@@ -48,7 +48,7 @@ class Work:
         """Load processes and ask; until ``share`` of the budget is used. Later groups repeat what the first did."""
         settings = self.settings
         methods = [method for group in groups for method in group]
-        self.advance("loading " + ", ".join(method.name for method in methods))
+        self.progress.step("loading " + ", ".join(method.name for method in methods))
         blocks = [(repeat, index) for repeat in range(settings.repeats) for index in range(len(self.ids))]
         with WorkerPool(self.bundle, groups, settings.threads, settings.sources, self.required) as lineup:
             self.failed.update(lineup.failed)
@@ -99,7 +99,7 @@ class Work:
         key = (method.name, self.prompts[index].name, repeat)
         if method.name in self.failed or key in self.journal.answers:
             return
-        self.advance(f"{method.name}: prompt {index + 1} of {len(self.ids)}, repeat {repeat + 1}")
+        self.progress.step(f"{method.name}: prompt {index + 1} of {len(self.ids)}, repeat {repeat + 1}")
         settings = self.settings
         sampling = {"temperature": settings.temperature, "seed": SEED} if settings.temperature else {}
         limits = {"max_new_tokens": self.max_new_tokens, "ignore_eos": settings.ignore_eos, **sampling}
@@ -107,7 +107,7 @@ class Work:
 
     def _warm_up(self, lineup: WorkerPool, method: Method) -> float:
         """Seconds a token, of the second of two answers."""
-        self.advance(f"{method.name}: warm-up")
+        self.progress.step(f"{method.name}: warm-up")
         found: list[Answer] = []
         limits = {"max_new_tokens": WARM_UP_TOKENS, "ignore_eos": True}
 
@@ -130,17 +130,15 @@ class Work:
         ours = [c for c in methods if c.library == "specrt" and c.name not in self.failed]
         if not ours:
             return
-        self.advance("timing passes and memory")
+        self.progress.step("timing passes and memory")
         times = lineup.time_passes(ours[0], PAST)
-        entry = manifest_from_bundle(self.bundle).target
-        bandwidth = read_bandwidth(self.settings.threads)
         target_ms, draft_ms = times["target_ms"], times["draft_ms"]
+        num_bytes = manifest_from_bundle(self.bundle).target.bytes_per_pass
         rounds = Rounds(target_ms[0], tuple(k * draft_ms + ms for k, ms in enumerate(target_ms)))
         self.passes = Passes(
             tuple(target_ms),
             draft_ms,
-            bandwidth,
-            entry.bytes_per_pass / bandwidth * 1e3,
+            *memory_bound(num_bytes, min(target_ms), self.settings.threads),
             {k: rounds.break_even(k) for k in range(1, len(target_ms))},
         )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from specrt.engines.errors import ResourceError
 from specrt.engines.storage.files import EXHAUSTED, errno_of
+from specrt.tools.bench.genai_worker import serve_genai
 from specrt.tools.bench.llama_worker import serve_llama_cpp
 from specrt.tools.bench.torch_worker import Generate, Json, Settings, serve_specrt, serve_transformers
 from specrt.tools.terminal.hugepages import restart_with_huge_pages
@@ -21,6 +22,7 @@ _LIBRARIES: dict[str, Callable[[Settings], tuple[Json, Generate]]] = {
     "transformers": serve_transformers,
     "transformers-compiled": serve_transformers,
     "llama.cpp": serve_llama_cpp,
+    "genai": serve_genai,
 }
 
 
@@ -59,6 +61,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if '"library": "specrt"' in sys.argv[1]:
+    if json.loads(sys.argv[1])["library"] in ("specrt", "genai"):
         restart_with_huge_pages()  # as 'specrt generate' does; eager was measured with and without: no difference
     main()

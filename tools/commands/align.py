@@ -35,6 +35,6 @@ def align(
 
     prompts = prompts_from_file(file) if file is not None else bench_prompts()
     prompts = prompts[: num_prompts or None]
-    with shown_steps(len(prompts) + 1) as advance:
-        found = run(bundle, prompts, max_new_tokens, advance=advance, **options)
+    with shown_steps(len(prompts) + 1) as progress:
+        found = run(bundle, prompts, max_new_tokens, progress=progress, **options)
     print_alignment(found, json_file)

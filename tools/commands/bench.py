@@ -6,16 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from specrt.engines.errors import UsageError
 from specrt.tools.prompting.options import MAX_THREADS
 from specrt.tools.terminal.outputs import OUTPUT_FILE as OUTPUT
 
 FILE = click.Path(path_type=Path)
-BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, plain."
+BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, genai, plain."
+
+_FOR_URLS = (
+    *("file", "categories", "prompts_per_category", "max_new_tokens"),
+    *("num_runs", "temperature", "threads", "json_file"),
+)
 
 
 @click.command()
-@click.argument("bundle", type=FILE)
+@click.argument("bundle", type=FILE, required=False)
+@click.option("--url", "urls", multiple=True, help="Measure a server of OpenAI's API instead; several take turns.")
+@click.option("--clients", default="1", show_default=True, help="With --url: how many at a time, such as 1,4.")
+@click.option("--model", help="With --url: the model to ask for.  [default: none is named]")
+@click.option("--api-key-file", type=FILE, help="With --url: a file whose first word is the key.")
 @click.option("--baseline", default="eager,plain", show_default=True, help=BASELINES)
 @click.option("--categories", help="Some of our twelve kinds of prompts, by comma.  [default: all]")
 @click.option("--prompts", "file", type=FILE, help="Prompts of your own: one a line, or JSON lines.  [default: ours]")
@@ -46,11 +57,26 @@ BASELINES = "Of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, look
     "--html", "html_file", type=OUTPUT, help="Write a report to this file, and its charts as PNGs next to it."
 )
 @click.option("--resume", is_flag=True, help="Go on with the interrupted bench of the same --json.")
-def bench(bundle: Path, **options: Any) -> None:
+def bench(bundle: Path | None, urls: tuple[str, ...], **options: Any) -> None:
     """Measure BUNDLE's speculation against PyTorch and against plain decoding, and say where it loses.
 
     All methods get the same prompt ids, threads and limits, take turns prompt by prompt, and their ids are compared.
+    With --url servers are measured: time to first token, time per token, tokens/s; with BUNDLE also the library.
     """
+    remote = {name: options.pop(name) for name in ("clients", "model", "api_key_file")}
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if urls:
+        if wrong := [name for name in given if name not in (*_FOR_URLS, *remote, "bundle", "urls")]:
+            raise UsageError(f"--url: got {wrong[0]} too, which is for bundles; leave it out")
+        from specrt.tools.bench.remote.command import run_urls
+
+        run_urls(bundle, urls, **remote, **{name: options[name] for name in _FOR_URLS})
+        return
+    if wrong := [name for name in given if name in remote]:
+        raise UsageError(f"--{wrong[0].replace('_', '-')}: it is for servers; give --url too")
+    if bundle is None:
+        raise UsageError("bench: got no bundle, expected BUNDLE or --url")
     from specrt.tools.bench.command import run_command
 
     run_command(bundle, **options)

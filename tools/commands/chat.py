@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from specrt.tools.prompting.options import (
+    generation_option,
     generation_options,
     options_from_command,
     place_of,
@@ -20,9 +21,7 @@ from specrt.tools.prompting.options import (
 @click.option("--system", help="A system message to begin with.")
 @generation_options
 @place_options
-@click.option(
-    "--logprobs", type=int, metavar="N", help="After each answer, its tokens' log-probabilities and N others."
-)
+@generation_option("logprobs", more="After each answer.", metavar="N")
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
     """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins again, /help lists commands."""

@@ -10,6 +10,7 @@ import click
 
 from specrt.engines.errors import UsageError
 from specrt.tools.prompting.options import (
+    generation_option,
     generation_options,
     kind_of,
     options_from_command,
@@ -28,10 +29,10 @@ from specrt.tools.terminal.streams import json_text
 @click.option("--messages", type=click.Path(path_type=Path), help="A JSON file: a list of {role, content}.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as plain text: use no chat template.")
 @click.option("--system", help="A system message before the prompt.")
-@click.option("--continue-final-message", is_flag=True, help="Continue the last of --messages, the assistant's.")
+@generation_option("continue_final_message", is_flag=True)
 @generation_options
 @place_options
-@click.option("--logprobs", type=int, metavar="N", help="With --json: log-probabilities of tokens and N others.")
+@generation_option("logprobs", more="With --json.", metavar="N")
 @click.option("--stats", is_flag=True, help="Print the figures to standard error at the end.")
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a stream of text.")

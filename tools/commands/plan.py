@@ -1,4 +1,4 @@
-"""``specrt plan``: a pair's bytes and times from configs."""
+"""``specrt plan``: memory and times of a pair from configs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FILE = click.Path(path_type=Path)
 @click.argument("target")
 @click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram", help="The draft's config.")
 @click.option("--device", help="One of the table ('--device list' shows it), or a file of specrt.tools.plan.calibrate.")
-@click.option("--bandwidth", type=float, help="GB/s, where no --device is given.")
-@click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, where no --device is given.")
+@click.option("--bandwidth", type=float, help="GB/s, without --device.")
+@click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, without --device.")
 @click.option("--memory", type=float, help="GB, with --bandwidth and --tflops.")
 @click.option("--dtype", help="fp32, fp16 or bf16.  [default: fp16; fp32 for a measured CPU]")
 @click.option("--quantize", default="none", show_default=True, help="Weights of the target: none, int8, w8a8 or int4.")
@@ -30,7 +30,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **options: Any) -> None:
-    """Predict what TARGET with a draft takes and gives on a device, from configs alone.
+    """Predict memory and speed of TARGET with a draft on a device, from configs alone.
 
     TARGET and DRAFT are a hub id, a folder with a config.json, that file itself, or a .gguf file; no weight is read.
     """
@@ -52,7 +52,7 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
         costs.append(cost_of(draft, Shape(dtype, options["draft_quantize"], length, MAX_K), None, trust_remote_code))
     if options["max_seq_len"] is not None and costs[0].max_seq_len < length:
         raise UsageError(
-            f"--max-seq-len {length}: {costs[0].name} has a context of {costs[0].max_seq_len}; ask for less"
+            f"--max-seq-len {length}: expected at most {costs[0].max_seq_len}, the context of {costs[0].name}"
         )
     made = make_plan(device, costs[0], costs[1] if costs[1:] else None, options["past"], acceptance)
     if as_json:
@@ -62,7 +62,7 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
 
 
 def _device(options: dict[str, Any]) -> Any:
-    """The device asked for, or None when only the table was wanted."""
+    """The requested device, or None after printing the table."""
     from specrt.tools.plan.roofline import device_table, find_device, vendor_device
 
     name, figures = options["device"], (options["bandwidth"], options["tflops"])
@@ -77,4 +77,4 @@ def _device(options: dict[str, Any]) -> Any:
         return find_device(name)
     if None in figures or min(figures) <= 0:
         raise UsageError("plan: got no --device, expected one, or both --bandwidth and --tflops (more than 0)")
-    return vendor_device("a device of your own", options["memory"], *figures, "--bandwidth and --tflops")
+    return vendor_device("your device", options["memory"], *figures, "--bandwidth and --tflops")

@@ -28,9 +28,11 @@ from specrt.tools.terminal.outputs import OutputFile
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
-    from specrt.tools.verify.certificate import certify, print_certificate
+    from specrt.tools.terminal.progress import shown_steps
+    from specrt.tools.verify.certificate import CHECKS, certify, print_certificate
 
-    certificate = certify(bundle, place_of(options), **options, report=lambda line: click.echo(line, err=True))
+    with shown_steps(len(CHECKS)) as progress:
+        certificate = certify(bundle, place_of(options), **options, progress=progress)
     try:
         if as_json:
             click.echo(json.dumps(certificate.as_dict()))

@@ -20,6 +20,7 @@ from specrt.engines.manifest import manifest_from_bundle
 from specrt.tools.lab.models import fetch
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
+from specrt.tools.terminal.progress import shown_progress
 
 MODEL = "smollm2-135m"
 FOLDER = Path("bundles")
@@ -64,7 +65,8 @@ def main() -> None:
     """
     bundle, results = FOLDER / "smollm2", FOLDER / "smollm2-bench.json"
     FOLDER.mkdir(exist_ok=True)
-    model = fetch(MODEL)
+    with shown_progress() as progress:
+        model = fetch(MODEL, progress=progress)
     if is_exported(bundle):
         console.print(f"{bundle}: a bundle is there already, so the export is skipped")
     else:

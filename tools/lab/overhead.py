@@ -17,14 +17,14 @@ import click
 
 from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.engines.interface import Array
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
 from specrt.runtime.drafting.drafters import Drafter, NGramDrafter
 from specrt.runtime.model import KVCachedModel
-from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
-from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
-from specrt.runtime.sampling.verifier import Verifier
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
+from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
@@ -63,14 +63,12 @@ def loop_cost_us(drafter: Drafter) -> float:
     engine, sampler, clock = FakeEngine(spec, next_token), FakeSampler(spec), _Timed()
     clock.wrap(engine)
     clock.wrap(sampler)
-    model, stats = KVCachedModel(engine, 0, spec), Stats()
-    samplers = SlotSamplers(SamplerEngines(lambda name: sampler), model.binding)
-    target = Target(model, Verifier(samplers, Settings(), 3))
-    limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
+    slot = SlotModel(KVCachedModel(engine, spec), SamplerEngines(lambda name: sampler))
+    settings = Settings(NUM_TOKENS, K)
+    target, completion = Target(slot, settings, 3), Completion([1, 2, 3], settings, spec.max_seq_len)
     started = time.perf_counter()
-    for _ in generate_tokens([1, 2, 3], target, drafter, limits, stats):
-        pass
-    return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
+    num_rounds = sum(1 for _ in generate_rounds(completion, target, drafter)) - 1
+    return (time.perf_counter() - started - clock.seconds) / num_rounds * 1e6
 
 
 def _adaptive() -> Drafter:

@@ -5,22 +5,24 @@ With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.too
 
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
+There is none where a pass is faster, as the machine was busy then, or for weights that may stay in the processor's
+caches.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from specrt.engines.load import CPU, DEVICES, choose_backend, choose_device
+from specrt.engines.backends import choose_backend, choose_device
+from specrt.engines.interface import CPU, DEVICES
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.processor import available_cores
-from specrt.tools.machine import read_bandwidth
+from specrt.tools.machine import memory_bound
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
 from specrt.tools.tune.timing import measure_targets
@@ -49,27 +51,31 @@ def main(
     threads = threads or available_cores()
     chosen = [int(width) for width in widths.split(",")]
     places = {choose_device(choose_backend(manifest_from_bundle(b), backend), device) for b in bundles}
-    bandwidth = read_bandwidth(threads) if places == {CPU} else float("nan")  # the host's says nothing of a GPU
     result = measure_targets(list(bundles), chosen, past, repeats, threads, backend, device)
-    bounds = {str(b): manifest_from_bundle(b).target.bytes_per_pass / bandwidth * 1e3 for b in bundles}
+    memory = {
+        name: memory_bound(manifest_from_bundle(Path(name)).target.bytes_per_pass, min(times.values()), threads)
+        for name, times in result.items()
+        if places == {CPU}  # the host's bandwidth says nothing of a GPU
+    }
     if as_json:
-        memory = {"bandwidth_bytes_per_s": bandwidth, "bound_ms": bounds} if places == {CPU} else {}
-        click.echo(json.dumps({**memory, "pass_ms": result}))
+        bounds = {name: {"bandwidth_bytes_per_s": bandwidth, "ms": ms} for name, (bandwidth, ms) in memory.items()}
+        click.echo(json.dumps({"bounds": bounds, "pass_ms": result}))
         return
-    _print(result, bounds, bandwidth, threads)
+    _print(result, memory)
 
 
-def _print(result: dict[str, dict[int, float]], bounds: dict[str, float], bandwidth: float, threads: int) -> None:
-    title = "" if bandwidth != bandwidth else f"{bandwidth / 1e9:.1f} GB/s read by {threads} threads"
-    table = Table(title=title, title_justify="left")
-    columns: list[Any] = ["bundle", "M", "T(M) ms", "v(M)", "bound ms", "T(M) / bound"]
+def _print(result: dict[str, dict[int, float]], memory: dict[str, tuple[float | None, float | None]]) -> None:
+    table = Table()
+    columns = ["bundle", "M", "T(M) ms", "v(M)", "GB/s", "bound ms", "T(M) / bound"]
     for column in columns:
         table.add_column(column, justify="left" if column == "bundle" else "right")
     for name, by_width in result.items():
         first = by_width[min(by_width)]
+        bandwidth, bound = memory.get(name, (None, None))
+        speed = "-" if bandwidth is None else f"{bandwidth / 1e9:.1f}"
         for width, ms in by_width.items():
-            bound = bounds[name]
-            table.add_row(name, str(width), f"{ms:.2f}", f"{ms / first:.2f}", f"{bound:.2f}", f"{ms / bound:.2f}")
+            bounds = ["-", "-"] if bound is None else [f"{bound:.2f}", f"{ms / bound:.2f}"]
+            table.add_row(name, str(width), f"{ms:.2f}", f"{ms / first:.2f}", speed, *bounds)
     Console().print(table)
 
 

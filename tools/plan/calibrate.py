@@ -6,6 +6,7 @@ measures the targets of other bundles too, one after the other, and sets what th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -13,10 +14,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.files import write_text_file
-from specrt.tools.machine import read_bandwidth
+from specrt.tools.machine import bounding_bandwidth
 from specrt.tools.plan.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.plan.sizes import DTYPES, Shape, cost_of
 from specrt.tools.terminal.failure import Tool
@@ -56,10 +58,10 @@ def main(
     threads = threads or available_cores()
     costs = {path: cost_of_bundle(path) for path in (bundle, *others)}
     chosen = [int(width) for width in widths.split(",")]
-    bandwidth, times = 0.0, {}
+    times: dict[str, dict[int, float]] = {}
     for path in costs:  # alone: next to an idle 7 GB session, SmolLM2's passes took three times as long
-        bandwidth = max(bandwidth, read_bandwidth(threads))  # what else runs can only lower it
         times.update(measure_targets([path], chosen, past, repeats, threads))
+    bandwidth = _bandwidth({path: (costs[path], times[str(path)]) for path in costs}, threads)
     memory = psutil.virtual_memory().total
     source = f"measured: bandwidth; fitted to {bundle.name}: peak, overhead"
     bare = Device(f"this machine, {threads} threads", memory, bandwidth, 1.0, 0.0, False, source)
@@ -67,6 +69,19 @@ def main(
     _print(device, {path: (costs[path], times[str(path)]) for path in costs}, past)
     if output is not None:
         write_text_file(output, device_text(device))
+
+
+def _bandwidth(rows: Mapping[Path, tuple[ModelCost, dict[int, float]]], threads: int) -> float:
+    """Bytes per second, not less than any pass has read. Raises ``SpecrtError`` where that was not measured."""
+    shown = {path: cost.bytes_per_pass / min(times.values()) * 1e3 for path, (cost, times) in rows.items()}
+    path = max(shown, key=lambda path: shown[path])
+    bandwidth, bounds = bounding_bandwidth(shown[path], threads)
+    if not bounds:
+        raise SpecrtError(
+            f"calibration: got a bandwidth of {bandwidth / 1e9:.1f} GB/s, and passes of {path.name} read "
+            f"{shown[path] / 1e9:.1f} GB/s; calibrate a quiet machine, with a model larger than its caches"
+        )
+    return bandwidth
 
 
 def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]], past: int) -> None:

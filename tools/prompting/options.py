@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.errors import UsageError
-from specrt.engines.load import DEVICES
+from specrt.engines.interface import DEVICES
 from specrt.engines.manifest import TokenizerEntry
-from specrt.runtime.options import DRAFTS, RULES, Options
+from specrt.runtime.options import OPTIONS, Option, Options, neutral
 from specrt.runtime.settings import Settings
 from specrt.tools.prompting.stop_strings import unescaped
 from specrt.tools.prompting.textfiles import parsed_json, read_text, without_final_newline
@@ -22,45 +22,54 @@ from specrt.tools.prompting.textfiles import parsed_json, read_text, without_fin
 MAX_THREADS = 1024
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+
+def generation_option(name: str, *flags: str, more: str = "", **changes: Any) -> Callable[[_Command], _Command]:
+    """The click option of option ``name`` of a generation; ``more`` is what a command line has to say of it."""
+    option = OPTIONS[name]
+    attributes: dict[str, Any] = {"help": f"{option.help} {more}".strip() + _default_text(option)}
+    if option.choices:
+        attributes["type"] = click.Choice(option.choices)
+    elif option.type is bool:
+        attributes |= {"is_flag": True, "default": option.default}
+    elif option.type in (int, float):
+        attributes |= {"type": option.type, "default": option.default}
+    return click.option(*(flags or [f"--{name.replace('_', '-')}"]), name, **{**attributes, **changes})
+
+
+def _default_text(option: Option) -> str:
+    default = neutral(option.name)
+    text = option.otherwise or (f"{default:g}" if option.type in (int, float) and default is not None else "")
+    return f"  [default: {text}]" if text else ""
+
+
 _GENERATION = (
-    click.option("--max-new-tokens", default=256, show_default=True, help="The most new tokens."),
-    click.option("--min-new-tokens", default=0, help="Nothing ends the text before.  [default: 0]"),
-    click.option("--num-speculative-tokens", "-k", type=int, help="K; 0 is plain decoding.  [default: the bundle's]"),
-    click.option("--draft", type=click.Choice(DRAFTS), help="[default: the bundle's own]"),
-    click.option("--rule", type=click.Choice(RULES), help="[default: block where the draft samples, else match]"),
-    click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
-    click.option("--top-k", type=int, help="Keep the k most likely tokens; 0 keeps all.  [default: 0]"),
-    click.option("--top-p", type=float, help="Keep the likeliest that reach this probability.  [default: 1]"),
-    click.option("--min-p", type=float, help="Keep this share of the likeliest one's probability.  [default: 0]"),
-    click.option("--seed", type=int, help="The text becomes a function of this and the target: with any draft and K."),
-    click.option("--repetition-penalty", type=float, help="Divides the logits of what occurred.  [default: 1]"),
-    click.option("--presence-penalty", type=float, help="Subtracted from what was generated.  [default: 0]"),
-    click.option("--frequency-penalty", type=float, help="The same, for each time it was.  [default: 0]"),
-    click.option(
-        "--stop",
+    *map(generation_option, ("max_new_tokens", "min_new_tokens")),
+    generation_option("num_speculative_tokens", "--num-speculative-tokens", "-k"),
+    *map(generation_option, ("draft", "rule", "temperature", "top_k", "top_p", "min_p", "seed")),
+    *map(generation_option, ("repetition_penalty", "presence_penalty", "frequency_penalty")),
+    generation_option(
+        "stop",
+        more="May be given several times; escapes: \\n, \\t, \\\\, \\uXXXX.",
         multiple=True,
         metavar="TEXT",
         callback=lambda context, option, texts: [unescaped(text) for text in texts],
-        help="End before this text (escapes: \\n, \\t, \\\\, \\uXXXX). May be given several times.",
     ),
-    click.option("--stop-token-id", "stop_token_ids", multiple=True, type=int, help="End with this token, as EOS."),
-    click.option("--ignore-eos", is_flag=True, help="Do not stop at the end-of-sequence tokens."),
-    click.option("--reproducible", is_flag=True, default=None, help="The same bits of logits for every draft and K."),
-    click.option("--model-defaults", is_flag=True, help="Take what is not given from the model's generation config."),
-    click.option(
-        "--chat-template-kwargs",
+    generation_option("stop_token_ids", "--stop-token-id", more="May be given several times.", multiple=True, type=int),
+    *map(generation_option, ("ignore_eos", "reproducible", "model_defaults")),
+    generation_option(
+        "chat_template_kwargs",
+        more="Such as '{\"enable_thinking\": false}'.",
         metavar="JSON",
         callback=lambda context, option, text: None if text is None else _template_kwargs(text),
-        help="Variables of the chat template: '{\"enable_thinking\": false}'.",
     ),
-    click.option(
-        "--tools",
+    generation_option(
+        "tools",
+        more="From a JSON file.",
         metavar="FILE",
         type=click.Path(path_type=Path),
         callback=lambda context, option, file: None if file is None else _tools(file),
-        help="A JSON file: a list of functions' schemas, for the chat template.",
     ),
-    click.option("--chat-template-name", metavar="NAME", help="The chat template, where the model has several."),
+    generation_option("chat_template_name", metavar="NAME"),
 )
 _PLACE = (
     click.option("--backend", help="One of the bundle's backends.  [default: its first]"),

@@ -82,7 +82,7 @@ def draw_rounds(axes: Any, bench: Bench) -> None:
 
 
 def draw_widths(axes: Any, bench: Bench) -> None:
-    """v(M) = T(M) / T(1), and the memory's bound."""
+    """v(M) = T(M) / T(1), and the memory's bound where there is one."""
     passes = bench.passes
     if passes is None:
         return
@@ -90,10 +90,9 @@ def draw_widths(axes: Any, bench: Bench) -> None:
     axes.plot(
         range(1, len(passes.target_ms) + 1), [ms / first for ms in passes.target_ms], marker="o", color=COLOURS[1]
     )
-    axes.axhline(passes.bound_ms / first, color=INK, linestyle=":", linewidth=1)
-    axes.annotate(
-        f"memory's bound, {passes.bound_ms:.1f} ms", (1, passes.bound_ms / first), (0, -12), textcoords="offset points"
-    )
+    if (bound := passes.bound_ms) is not None:
+        axes.axhline(bound / first, color=INK, linestyle=":", linewidth=1)
+        axes.annotate(f"memory's bound, {bound:.1f} ms", (1, bound / first), (0, -12), textcoords="offset points")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens of the pass, M")
     axes.set_ylabel(f"v(M); T(1) is {first:.1f} ms")

@@ -31,6 +31,7 @@ from specrt.engines.storage.files import EXHAUSTED, UNUSABLE, errno_of, reason_o
 from specrt.tools.terminal.streams import STDOUT
 
 _ON_PURPOSE = (SpecrtError, click.ClickException, click.Abort, KeyboardInterrupt, BrokenPipeError)
+_SERVE = ("starlette", "uvicorn", "prometheus_client", "anyio")
 _STOPPED = {
     HUNG_UP_EXIT_CODE: "hung up",
     INTERRUPTED_EXIT_CODE: "interrupted",
@@ -127,7 +128,8 @@ def _sorted(error: BaseException) -> tuple[str, int]:
     if number in EXHAUSTED:
         return f"{os.strerror(number or 0)}; free some, or ask for less ({reason_of(error)})", ResourceError.exit_code
     if isinstance(error, ModuleNotFoundError):
-        text = f"{error.name} is not installed and this command needs it; install specrt[export] or specrt[bench]"
+        extra = "specrt[serve]" if error.name in _SERVE else "specrt[export] or specrt[bench]"
+        text = f"{error.name} is not installed and this command needs it; install {extra}"
         return text, UsageError.exit_code
     if isinstance(error, UnicodeError):
         return f"text: cannot be read or written ({error}); give UTF-8 text", UsageError.exit_code

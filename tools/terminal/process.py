@@ -16,7 +16,7 @@ from specrt.tools.terminal.hugepages import restart_with_huge_pages
 from specrt.tools.terminal.streams import flush_streams, give_up_streams, protect_streams
 
 _STOPPING = ("SIGTERM", "SIGHUP")
-_RESTARTING = frozenset({"generate", "chat", "verify", "tune", "align"})
+_RESTARTING = frozenset({"generate", "chat", "serve", "verify", "tune", "align"})
 
 
 def run_specrt() -> NoReturn:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -14,8 +14,7 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElap
 from rich.progress import Progress as Bars
 
 from specrt.engines.errors import UsageError
-
-Advance = Callable[[str], None]
+from specrt.engines.progress import Progress
 
 
 def quiet_libraries() -> None:
@@ -34,11 +33,21 @@ def quiet_libraries() -> None:
     logging.getLogger("torch").setLevel(logging.ERROR)
 
 
-class _Shown:
-    """One bar or spinner a step; a finished step leaves its time behind."""
+class _Lines:
+    """Notes above the bars."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
+
+    def note(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class _BarByStep(_Lines):
+    """One bar or spinner a step; a finished step leaves its time behind."""
+
+    def __init__(self, bars: Bars) -> None:
+        super().__init__(bars)
         self._task: TaskID | None = None
         self._name = ""
         self._started = time.perf_counter()
@@ -51,9 +60,6 @@ class _Shown:
     def advance(self, amount: int) -> None:
         if self._task is not None:
             self._bars.advance(self._task, amount)
-
-    def note(self, line: str) -> None:
-        self._bars.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def finish(self) -> None:
         if self._task is not None:
@@ -75,17 +81,30 @@ def _bars() -> Bars:
 
 
 @contextmanager
-def shown_progress() -> Iterator[_Shown]:
-    """A ``specrt.engines.progress.Progress`` on standard error."""
+def shown_progress() -> Iterator[Progress]:
+    """A bar on standard error for each step."""
     with _bars() as bars:
-        shown = _Shown(bars)
+        shown = _BarByStep(bars)
         yield shown
         shown.finish()
 
 
+class _BarOfSteps(_Lines):
+    """One bar that counts the steps."""
+
+    def __init__(self, bars: Bars, num_steps: int) -> None:
+        super().__init__(bars)
+        self._task = bars.add_task("starting", total=num_steps)
+
+    def step(self, name: str, total: int | None = None) -> None:
+        self._bars.update(self._task, advance=1, description=name)
+
+    def advance(self, amount: int) -> None:
+        """Steps are too short to be shown in parts."""
+
+
 @contextmanager
-def shown_steps(total: int) -> Iterator[Advance]:
-    """One bar on standard error that counts to ``total``; only a terminal shows it."""
+def shown_steps(num_steps: int) -> Iterator[Progress]:
+    """One bar on standard error for all steps; only a terminal shows it."""
     with _bars() as bars:
-        task = bars.add_task("starting", total=total)
-        yield lambda step: bars.update(task, advance=1, description=step)
+        yield _BarOfSteps(bars, num_steps)

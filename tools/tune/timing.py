@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from specrt.engines.load import choose_backend, choose_device
+from specrt.engines.backends import open_backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.sampling.verifier import Verifier
 from specrt.runtime.settings import Settings
-from specrt.runtime.slots import LoadedModel, Placement, SlotModel, sampler_engines
+from specrt.runtime.slots import LoadedModel, SlotModel, sampler_engines
 from specrt.runtime.target import Target
 
 FILLER = 5  # any id: the time of a pass does not depend on it
@@ -95,11 +94,9 @@ def _room(runtime: Runtime, past: int) -> int:
 def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
     """The target of a bundle on a slot of its own, verified greedily."""
     manifest = manifest_from_bundle(bundle)
-    backend, entry = choose_backend(manifest, backend), manifest.target
-    place = Placement(bundle, backend, threads, choose_device(backend, device))
-    engines = sampler_engines(place, entry, entry.spec.max_rows, entry.spec.vocab_size)
-    slot = SlotModel(LoadedModel(place, entry).open(), engines)
-    return Target(slot.model, Verifier(slot.samplers, Settings(), 0))
+    opened, entry = open_backend(bundle, manifest, backend, device, threads), manifest.target
+    engines = sampler_engines(opened, entry, entry.spec.max_rows, entry.spec.vocab_size)
+    return Target(SlotModel(LoadedModel(opened, entry).open(), engines), Settings(), 0)
 
 
 def measure_targets(

@@ -7,7 +7,7 @@ with the bundle's draft model; what an n-gram lookup would have drafted at each 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.processor import available_cores
+from specrt.engines.progress import Progress
 from specrt.engines.storage.files import check_writable
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.acceptance import expected_tokens
 from specrt.runtime.drafting.adaptive import ASSUMED, MODEL, NGRAM_LENGTHS, ngram_source
-from specrt.runtime.drafting.drafters import Drafter, NGramDrafter
+from specrt.runtime.drafting.drafters import NGramDrafter
 from specrt.runtime.drafting.tuning import HINT, Tuning, fingerprint, tuning_path, write_tuning
 from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
-from specrt.runtime.target import Target
 from specrt.tools.align.lookups import look_up
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.prompting.prompts import encode_own_or_ours
@@ -59,41 +59,18 @@ class Count:
         )
 
 
-class _Watched:
-    """A drafter whose rounds are counted."""
-
-    def __init__(self, drafter: Drafter, count: Count) -> None:
-        self._drafter, self._count = drafter, count
-        self._round = (0, 0)
-
-    @property
-    def is_sampled(self) -> bool:
-        return self._drafter.is_sampled
-
-    def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        drafted = self._drafter.propose(committed, k)
-        self._round = (len(drafted), len(committed))
-        return drafted
-
-    def rollback(self, num_committed: int) -> None:
-        self._drafter.rollback(num_committed)
-        num_drafted, before = self._round
-        self._count.add(num_drafted, min(num_drafted, max(0, num_committed - before - 1)))
-        self._round = (0, 0)
-
-
 def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens: int) -> Tuning:
     """Measure, store next to the bundle, and return it. Raises ``ResourceError`` where that cannot be written."""
     path = tuning_path(bundle)
     check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
     with Runtime(bundle, threads=threads) as runtime:
-        with shown_steps(2 + len(encoded)) as advance:
-            advance("passes of the target")
+        with shown_steps(2 + len(encoded)) as progress:
+            progress.step("passes of the target")
             target_ms = time_target(runtime, PAST, REPEATS)
-            advance("passes of the draft")
+            progress.step("passes of the draft")
             draft_ms = time_draft(runtime, PAST, REPEATS, DRAFT_WIDTHS)
-            acceptance = _acceptance(runtime, encoded, max_new_tokens, advance)
+            acceptance = _acceptance(runtime, encoded, max_new_tokens, progress)
         tuning = Tuning(
             fingerprint=fingerprint(bundle, runtime.backend, threads or available_cores()),
             created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -106,35 +83,24 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
 
 
 def _acceptance(
-    runtime: Runtime, prompts: Sequence[Sequence[int]], max_new_tokens: int, advance: Callable[[str], None]
+    runtime: Runtime, prompts: Sequence[Sequence[int]], max_new_tokens: int, progress: Progress
 ) -> dict[str, tuple[float, ...]]:
     """By source, from the target's greedy text after each prompt."""
     k = runtime.manifest.num_speculative_tokens
     counts = {source: Count([0] * k, [0] * k) for source in ASSUMED}
     has_model = runtime.manifest.draft.kind != "ngram"
     for number, prompt in enumerate(prompts, 1):
-        advance(f"prompt {number} of {len(prompts)}")
+        progress.step(f"prompt {number} of {len(prompts)}")
         slot = runtime.open_slot("model" if has_model else "none")
-        settings = Settings(max_new_tokens, k, "model" if has_model else "ngram")
-        target, drafter = runtime.begin(slot, prompt, settings)
-        tokens = list(prompt)
-        watched = _Watched(drafter, counts[MODEL]) if has_model else drafter
-        _generate(runtime, target, watched, tokens, max_new_tokens)
+        ending_ids = runtime.manifest.eos_token_ids
+        settings = Settings(max_new_tokens, k, "model" if has_model else "ngram", ending_ids=ending_ids)
+        completion = Completion(prompt, settings, runtime.manifest.target.spec.max_seq_len)
+        for done in runtime.rounds(slot, completion, Stats()):
+            if has_model:
+                counts[MODEL].add(len(done.drafted), done.num_accepted)
         slot.close()
-        _count_lookups(tokens, len(prompt), k, counts)
+        _count_lookups(completion.tokens, len(prompt), k, counts)
     return {source: counts[source].rates(rate) for source, rate in ASSUMED.items() if has_model or source != MODEL}
-
-
-def _generate(runtime: Runtime, target: Target, drafter: Drafter, tokens: list[int], max_new_tokens: int) -> None:
-    manifest = runtime.manifest
-    limits = Limits(
-        frozenset(manifest.eos_token_ids),
-        max_new_tokens,
-        manifest.target.spec.max_seq_len,
-        manifest.num_speculative_tokens,
-    )
-    for _ in generate_tokens(tokens, target, drafter, limits, Stats()):
-        pass
 
 
 def _count_lookups(tokens: Sequence[int], num_prompt: int, k: int, counts: Mapping[str, Count]) -> None:

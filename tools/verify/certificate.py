@@ -15,11 +15,11 @@ from rich.table import Table
 
 import specrt
 from specrt.engines.processor import available_cores
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import check_writable, write_text_file
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine
 from specrt.tools.prompting.prompts import encode_own_or_ours
-from specrt.tools.terminal.progress import shown_steps
 from specrt.tools.verify import checks, distribution
 from specrt.tools.verify.checks import Check, Subject
 from specrt.tools.verify.source_check import NOT_COMPARED, check_sources, check_usage, roles_compared
@@ -57,7 +57,7 @@ class Certificate:
 
 
 # In this order: what each rests on comes before it.
-_CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Subject], list[Check]]], ...] = (
     ("logits against the reference", checks.check_reference),
     ("one row against several", checks.check_rows),
     ("the same bits in passes of two rows or more", checks.check_bits),
@@ -78,16 +78,16 @@ def certify(
     max_new_tokens: int = 32,
     num_draws: int = 4000,
     output: Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    progress: Progress = SILENT,
     source: str | None = None,
     draft_source: str | None = None,
 ) -> Certificate:
     """Run all checks and store the certificate: at ``output``, or next to the bundle as ``NAME.certificate.json``.
 
-    ``place`` says where to run, by the keywords of ``specrt.load``; ``report`` gets a line as each check is done: on a
-    large model they take minutes. ``source`` and ``draft_source`` are models whose files are compared with what was
-    exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for prompts that do not fit, and
-    ``ResourceError`` when the certificate cannot be written there.
+    ``place`` says where to run, by the keywords of ``specrt.load``; ``progress`` gets a step for each of ``CHECKS``,
+    and a line when it is done: on a large model they take minutes. ``source`` and ``draft_source`` are models whose
+    files are compared with what was exported (``specrt.tools.verify.source_check``). Raises ``UsageError`` for
+    prompts that do not fit, and ``ResourceError`` when the certificate cannot be written there.
     """
     output = output or bundle.absolute().with_name(f"{bundle.absolute().name}.certificate.json")
     check_writable(output, HINT, "the certificate")
@@ -98,12 +98,11 @@ def certify(
         ids = encode_own_or_ours(prompts, bundle, manifest, max_new_tokens + 8, NUM_PROMPTS)
         subject = Subject(bundle, runtime, ids, max_new_tokens, num_draws)
         found: list[Check] = []
-        with shown_steps(len(_CHECKS)) as advance:
-            found += check_sources(manifest, source, draft_source, report)
-            for name, check in _CHECKS:
-                advance(name)
-                found += check(subject)
-                report(f"{name}: {_outcome(found)}, after {time.perf_counter() - started:.0f} s")
+        found += check_sources(manifest, source, draft_source, progress)
+        for name, check in CHECKS:
+            progress.step(name)
+            found += check(subject)
+            progress.note(f"{name}: {_outcome(found)}, after {time.perf_counter() - started:.0f} s")
         certificate = Certificate(
             bundle=str(bundle),
             target=manifest.target.source,

@@ -16,8 +16,8 @@ import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, LOGITS, NUM_ACCEPTED, ROW_INDICES, TOKENS
 from specrt.engines.interface import Array
-from specrt.engines.numpy_samplers import draw, filtered
-from specrt.engines.samplers import BLOCK, CHUNK, DRAFT_PROBS, PROBS, TOKEN, UNIFORMS, WITHIN
+from specrt.engines.numpy_samplers import block_chances, draw, filtered
+from specrt.engines.samplers import BLOCK, CHUNK, DRAFT_PROBS, PROBS, UNIFORMS, WITHIN
 from specrt.runtime.sampling.uniforms import DRAFT, VERIFY, Uniforms
 from specrt.runtime.slots import Slot, SlotModel
 from specrt.tools.verify.checks import Check, Subject
@@ -84,23 +84,37 @@ class Rounds:
         """The smallest total variation between p and the distribution of a control: how easily the test can distinguish
         them apart.
         """
-        return min(_variation(self.p, _distribution(self.q, *given)) for given in self.controls.values())
+        return min(_variation(self.p, self.distribution(*given)) for given in self.controls.values())
+
+    def distribution(self, p: Array, q: Array) -> Array:
+        """Of the first token under ``block``, when the rule is given ``p`` and ``q`` for the first position. [V]"""
+        accepted = np.zeros_like(self.p)
+        for x1 in np.flatnonzero(self.q).tolist():
+            p_rows, q_rows = np.asarray([p, self.p_after[x1], self.p_after[x1]]), np.asarray([q, self.q_after[x1]])
+            for x2 in np.flatnonzero(self.q_after[x1]).tolist() if self.k > 1 else [x1]:
+                chances = block_chances(p_rows[: self.k + 1], q_rows[: self.k], (x1, x2)[: self.k])
+                weight = self.q_after[x1][x2] if self.k > 1 else 1
+                accepted[x1] += self.q[x1] * weight * (1 - np.prod(1 - chances))
+        residual = np.maximum(p - q, 0)
+        mass = residual.sum()
+        found: Array = accepted + (1 - accepted.sum()) * (residual / mass if mass > 0 else p)
+        return found
 
     def _harm(self, q: Array) -> float:
         """How far the first token's distribution is from p when the rule is given ``q``."""
-        return _variation(self.p, _distribution(self.q, self.p, q))
+        return _variation(self.p, self.distribution(self.p, q))
 
     def enough_draws(self, num_draws: int) -> int:
         """``num_draws``, or so many that each control is rejected almost surely (noncentrality 4 n TV^2 >= 100)."""
         return min(MAX_DRAWS, max(num_draws, math.ceil(25 / self.sensitivity**2)))
 
-    def first_tokens(self, rule: str, num_draws: int, given: tuple[Array, Array] | None = None) -> Array:
-        """How often each id came first, verified by the bundle's sampler of ``rule``. [V] i64
+    def first_tokens(self, num_draws: int, given: tuple[Array, Array] | None = None) -> Array:
+        """How often each id came first, verified by the bundle's sampler ``block``. [V] i64
 
         ``given`` replaces what the sampler is given as p and q at the first position, for controls.
         """
         samplers = self.slot.target.samplers
-        sampler, host = samplers.sampler(rule), samplers.host
+        sampler, host = samplers.sampler(BLOCK), samplers.host
         given = given or (self.p, self.q)
         rows = self.k + 1
         host[INPUT_IDS][0, 0], host[ROW_INDICES][:rows] = 0, range(rows)
@@ -125,27 +139,25 @@ class Rounds:
 
 
 def check_first_tokens(subject: Subject) -> list[Check]:
-    """``block`` and ``token`` against the target's distribution; three controls that must be rejected."""
+    """``block`` against the target's distribution; three controls that must be rejected."""
     has_draft = subject.runtime.manifest.draft.kind == "model"
     slot = subject.runtime.open_slot("model" if has_draft else "none")
     rounds = _most_telling(subject, slot)
     num_draws = rounds.enough_draws(subject.num_draws)
     drafts = f"a stand-in draft (the target at T = {HOT:g})" if rounds.is_stand_in else "the draft"
-    found = []
-    for rule in (TOKEN, BLOCK):
-        value = p_value(rounds.first_tokens(rule, num_draws), rounds.p)
-        found.append(
-            Check(
-                f"chi-square: {rule}",
-                f"{num_draws} first tokens with the target's distribution "
-                f"(T = {TEMPERATURE:g}, top-k {TOP_K}); TV of {drafts} to it {rounds.distance:.2f}",
-                f"p = {value:.2g}",
-                value > ALPHA,
-                {"p_value": value, "total_variation": rounds.distance},
-            )
+    value = p_value(rounds.first_tokens(num_draws), rounds.p)
+    found = [
+        Check(
+            f"chi-square: {BLOCK}",
+            f"{num_draws} first tokens with the target's distribution "
+            f"(T = {TEMPERATURE:g}, top-k {TOP_K}); TV of {drafts} to it {rounds.distance:.2f}",
+            f"p = {value:.2g}",
+            value > ALPHA,
+            {"p_value": value, "total_variation": rounds.distance},
         )
+    ]
     for name, given in rounds.controls.items():
-        value = p_value(rounds.first_tokens(TOKEN, num_draws, given), rounds.p)
+        value = p_value(rounds.first_tokens(num_draws, given), rounds.p)
         found.append(
             Check(
                 f"control: {name}",
@@ -198,17 +210,6 @@ def _logits(part: SlotModel, tokens: Sequence[int]) -> Array:
     part.begin(tokens, min_width=1)
     part.model.feed(tokens[part.model.kv_len :], 1)
     return part.model.read(LOGITS)[0][:1]
-
-
-def _distribution(drawn: Array, p: Array, q: Array) -> Array:
-    """The distribution of the first token under ``token`` when ids are drawn from ``drawn`` and the rule is given p and
-    q. [V]
-    """
-    accepted = drawn * np.minimum(1, np.divide(p, q, out=np.ones_like(p), where=q > 0))
-    residual = np.maximum(p - q, 0)
-    mass = residual.sum()
-    distribution: Array = accepted + (1 - accepted.sum()) * (residual / mass if mass > 0 else p)
-    return distribution
 
 
 def _variation(p: Array, q: Array) -> float:

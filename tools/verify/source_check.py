@@ -7,10 +7,11 @@ recorded after it had compared every loaded tensor with its file. Reading model 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest, ModelEntry
+from specrt.engines.progress import Progress
 from specrt.tools.verify.checks import Check
 
 SOURCE_CHECK = "source: "  # the name of a check, before the role
@@ -18,9 +19,7 @@ _NEEDED = ("torch", "transformers", "safetensors", "gguf")
 NOT_COMPARED = "the weights were not compared with the model's files; --source TARGET does it"
 
 
-def check_sources(
-    manifest: Manifest, source: str | None, draft_source: str | None, advance: Callable[[str], None]
-) -> list[Check]:
+def check_sources(manifest: Manifest, source: str | None, draft_source: str | None, progress: Progress) -> list[Check]:
     """One check for each source that is given: a hub id, a folder or a .gguf file, of the target and of the draft.
 
     Raises ``UsageError`` for a draft that is no model of its own, or when the ``export`` extra is not installed, and
@@ -31,7 +30,7 @@ def check_sources(
     found = []
     for role, (entry, name) in entries.items():
         if entry is not None and name is not None:
-            advance(f"fingerprint of the {role}'s files")
+            progress.note(f"fingerprint of the {role}'s files")
             found.append(_check(role, entry, name))
     return found
 

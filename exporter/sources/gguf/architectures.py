@@ -1,6 +1,7 @@
-"""The metadata keys of each GGUF architecture, as rows: the config's field that takes it, or why it changes no answer.
+"""The metadata keys of each GGUF architecture: the config field of each key, or why it has no effect on the output.
 
-A key that is absent has llama.cpp's default, since that is what files are written for. Rope is in ``gguf_rope``.
+An absent key has llama.cpp's default, since files are written for llama.cpp. Rope keys are in
+``specrt.exporter.sources.gguf.rope``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Into:
-    """The key's value is the config's ``name``. When absent, it is ``default`` of the fields so far, or needed."""
+    """The key sets the config field ``name``. If absent, ``default(earlier fields)`` does; None: it is required."""
 
     name: str
     default: Callable[[Fields], Any] | None = None
@@ -26,7 +27,7 @@ class Into:
 
 @dataclass(frozen=True)
 class Only:
-    """No field takes the key: only values for which ``holds`` (of value and fields) is true change nothing."""
+    """The key has no config field, and only values for which ``holds(value, fields)`` is true have no effect."""
 
     holds: Callable[[Any, Fields], bool]
     why: str
@@ -34,7 +35,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Harmless:
-    """Whatever the value, it changes no answer."""
+    """The key has no effect on the output, whatever its value."""
 
     why: str
 
@@ -70,7 +71,7 @@ def even_head_dim(fields: Fields) -> int:
     return int(fields["hidden_size"] // fields["num_attention_heads"])
 
 
-# Keys that count something: at least one of it, in every layer alike.
+# Keys that are counts: at least 1, and the same in every layer.
 COUNTS = (
     "context_length",
     "embedding_length",
@@ -86,7 +87,7 @@ _DENSE = "a mixture of experts, which transformers builds as a dense model"
 _NO_SCALE = "transformers' model has no such scale"
 _NO_CAP = "transformers' model has no soft cap there"
 
-# In this order, since defaults look at what is before them.
+# In this order, since defaults use the fields before them.
 COMMON: dict[str, Use] = {
     "context_length": Into("max_position_embeddings"),
     "embedding_length": Into("hidden_size"),
@@ -114,18 +115,18 @@ COMMON: dict[str, Use] = {
     "expert_shared_count": Only(_is_zero, _DENSE),
     "nextn_predict_layers": Only(_is_zero, "block_count includes layers of multi-token prediction"),
     "use_parallel_residual": Only(lambda value, fields: value is False, "attention and FFN follow each other here"),
-    "pooling_type": Harmless("pools hidden states into embeddings, next to the logits"),
+    "pooling_type": Harmless("pools hidden states into embeddings, which logits do not use"),
     "tensor_data_layout": Only(lambda value, fields: value == "", "the order of rows in its tensors is unknown"),
 }
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A GGUF architecture: transformers' ``model_type``, its own ``keys``, and what the names of tensors decide.
+    """A GGUF architecture: transformers' ``model_type``, its own ``keys``, and fields that depend on tensor names.
 
-    ``biases`` are fields that are true when a tensor of the first block is there. ``is_partial``: fewer dimensions
-    than the head's may rotate. ``scalings``: rope types of transformers that its model computes as llama.cpp does.
-    ``has_local_rope``: its sliding layers rotate by a base of their own.
+    ``biases`` are fields that are true when a tensor of the first block exists. ``is_partial``: a part of the head's
+    dimensions may rotate. ``scalings``: rope types of transformers that its model computes as llama.cpp does.
+    ``has_local_rope``: its sliding layers have their own rope base.
     """
 
     model_type: str
@@ -147,7 +148,7 @@ def _layer_norm(name: str) -> dict[str, Use]:
 
 
 def _sliding(gguf: GgufFile, fields: Fields, period: int) -> list[str]:
-    """The kind of each layer. The key is a period, of which the last layer is full, or a flag for each layer."""
+    """The type of each layer. The key is a period, whose last layer has full attention, or a flag for each layer."""
     pattern = gguf.of_architecture().get("attention.sliding_window_pattern", period)
     count = fields["num_hidden_layers"]
     if not fields["sliding_window"]:

@@ -1,6 +1,6 @@
 """A GGUF file's metadata and table of tensors, read without its tokens, its merges and its tensors' data.
 
-The layout is that of the GGUF specification, versions 2 and 3, little-endian. Every damage is one ``SourceError``.
+The layout is that of the GGUF specification, versions 2 and 3, little-endian. Any damage raises ``SourceError``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DOWNLOAD = "download the file again"
 
 @dataclass(frozen=True)
 class Strings:
-    """An array of strings that was skipped: how many there are."""
+    """An array of strings that was skipped, of which only the length is known."""
 
     count: int
 
@@ -48,7 +48,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file states. Numbers and strings are Python's; arrays of numbers are lists, of strings ``Strings``."""
+    """The header of a file. Numbers and strings are Python's; arrays of numbers are lists, of strings ``Strings``."""
 
     path: Path
     metadata: dict[str, Any]
@@ -75,7 +75,7 @@ class GgufFile:
 
 
 def is_gguf_name(path: Path) -> bool:
-    """Whether the name ends in .gguf, in capitals or not."""
+    """Whether the name ends in .gguf, in upper or lower case."""
     return path.suffix.lower() == SUFFIX
 
 
@@ -86,7 +86,7 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read ``path``, once for each state of the file. Raises ``SourceError`` that says what is damaged."""
+    """Read ``path``; cached until the file changes. Raises ``SourceError`` that states what is damaged."""
     try:
         status = path.stat()
         return _read(path, status.st_mtime_ns, status.st_size)
@@ -127,11 +127,11 @@ def _parsed(path: Path, data: mmap.mmap) -> GgufFile:
 
 
 class _DamageError(Exception):
-    """What the header says cannot be."""
+    """The header is inconsistent."""
 
 
 class _Cursor:
-    """A place in the file's bytes that moves on with each value read."""
+    """A position in the file's bytes that advances with each value read."""
 
     def __init__(self, data: mmap.mmap, position: int) -> None:
         self.data, self.position = data, position
@@ -203,7 +203,7 @@ def _tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -> dic
 
 
 def _refuse_parts(found: GgufFile) -> None:
-    """One part of several holds some of the tensors only, and the metadata is in the first."""
+    """Refuse a part of a split model: it holds only some of the tensors, and the metadata is in the first part."""
     count = found.metadata.get("split.count", 0)
     if not isinstance(count, int) or count <= 1:
         return

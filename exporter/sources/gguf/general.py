@@ -8,8 +8,8 @@ from typing import Any
 from specrt.engines.errors import SourceError, UnsupportedModelError
 from specrt.exporter.sources.gguf.file import GgufFile
 
-# general.* names authors, licence, origin and format, all others of which no answer depends. Namespaces that nobody
-# knows are notes of a tool: llama.cpp, for which files are written, reads none of them either.
+# The other keys of general.* (authors, licence, origin, format) have no effect on the output. Unknown namespaces are
+# notes of some tool: llama.cpp, for which files are written, does not read them either.
 _NAMESPACES = {
     "adapter": "an adapter, not a whole model",
     "clip": "an image or audio encoder, not a text model",

@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file make which tensors of a transformers model, by gguf-py's names and our own conversions.
+"""The map from a GGUF file's tensors to those of a transformers model, by gguf-py's names and our own conversions.
 
 llama.cpp's converter changes some tensors as it writes them. Each change is one row here, inverted, and written
 independently of transformers' loader, whose result is compared with it.
@@ -58,10 +58,10 @@ _ROWS = (
     _Row(("lfm2",), r"\.shortconv\.conv\.weight$", _with_axis(1)),
     _Row(("qwen2moe",), r"\.ffn_gate_inp_shexp\.weight$", _with_axis(0)),
 )
-# gguf-py names a tensor of the file after each of these; transformers holds them as one.
+# Tensors that transformers merges into one; gguf-py has a name for each.
 _MERGED = ((re.compile(r"\.experts\.gate_up_proj$"), (".experts.gate_proj", ".experts.up_proj")),)
 _SUFFIX = re.compile(r"\.(weight|bias)$")
-# Float tensors of the file that are stored as values; all others are blocks, and calculated.
+# Types of tensors that are stored as plain values; all others are blocks, whose values are computed.
 VALUE_TYPES = ("F32", "F16", "BF16")
 
 

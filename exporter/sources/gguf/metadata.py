@@ -1,9 +1,9 @@
 """The config of a GGUF file: every metadata key of its architecture becomes a field of transformers' config, is known
-to change no answer, or is refused by name.
+to have no effect, or is refused by name.
 
 transformers' own reading of a GGUF file drops keys that it does not know and takes its class's default for them (the
 head size of Qwen 3, the rotary base of Starcoder 2, all rope scaling). Here the config is made from the rows of
-``gguf_architectures``.
+``specrt.exporter.sources.gguf.architectures``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ELSEWHERE = "export the model from its Hugging Face folder instead"
 
 
 def config_from_gguf(gguf: GgufFile) -> Any:
-    """The transformers config that ``gguf`` states.
+    """The transformers config that ``gguf`` describes.
 
     Raises ``UnsupportedModelError`` for a key or architecture that cannot be honoured, ``SourceError`` for values that
     contradict each other.
@@ -60,7 +60,7 @@ def config_from_gguf(gguf: GgufFile) -> Any:
     config_class = CONFIG_MAPPING[architecture.model_type]
     declared = getattr(config_class, "__dataclass_fields__", {})
     if "head_dim" not in declared and fields["head_dim"] == even_head_dim(fields):
-        del fields["head_dim"]  # models look for it in such a config too, and find no other
+        del fields["head_dim"]  # not a field of this config class, and models compute the same value
     if "original_max_position_embeddings" in declared:  # read from there, not from rope_parameters
         original = fields["rope_parameters"].get("original_max_position_embeddings", fields["max_position_embeddings"])
         fields["original_max_position_embeddings"] = original
@@ -82,7 +82,7 @@ def _fields(gguf: GgufFile, stated: dict[str, Any], uses: dict[str, Use]) -> Fie
 
 
 def _number(gguf: GgufFile, key: str, value: Any) -> Any:
-    """A key's one number or flag; a list of one number a layer is that number."""
+    """The number or flag of a key. A list that repeats one number for each layer counts as that number."""
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise UnsupportedModelError(
@@ -112,7 +112,7 @@ def _check_keys(gguf: GgufFile, stated: dict[str, Any], uses: dict[str, Use], fi
 
 
 def _vocab_size(gguf: GgufFile, stated: Any) -> int:
-    """Rows of the embedding, which the key has to agree with."""
+    """The number of rows of the embedding, which the key must match."""
     if "token_embd.weight" not in gguf.tensors:
         raise SourceError(f"{gguf.path}: the tensor token_embd.weight is missing; convert the model again")
     rows = gguf.tensors["token_embd.weight"].shape[0]

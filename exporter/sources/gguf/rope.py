@@ -1,6 +1,6 @@
 """Rotary embeddings of a GGUF file as transformers' ``rope_parameters``: its keys, and its tensors of factors.
 
-llama.cpp turns position p and pair i by p / (factor_i base^(2 i / d)), divided by the scale of ``linear``; ``yarn``
+llama.cpp rotates pair i at position p by p / (factor_i base^(2 i / d)), divided by the scale of ``linear``; ``yarn``
 mixes the scaled and the unscaled angle by a ramp. transformers computes the same with these ``rope_parameters``.
 Tensors of factors (``rope_freqs``, Llama 3.1) become ``longrope`` with the same factors for every length, which divides
 the frequencies by them and does nothing else.
@@ -18,20 +18,19 @@ from specrt.exporter.sources.gguf.file import GgufFile
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _PREFIX = "rope.scaling."
-ROPE_KEYS = frozenset(  # all read below but "finetuned", which llama.cpp prints and does not use
+ROPE_KEYS = frozenset(  # all read below except "finetuned", which llama.cpp prints and does not use
     ["rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scale_linear"]
     + [f"{_PREFIX}{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")]
     + [f"{_PREFIX}yarn_{name}" for name in ("log_multiplier", "ext_factor", "attn_factor", "beta_fast", "beta_slow")]
 )
-# What changes nothing, for each key of yarn that transformers computes otherwise or not at all.
+# Neutral values of the yarn keys that transformers computes in another way or not at all.
 _NEUTRAL = {"yarn_ext_factor": (1.0, -1.0), "yarn_attn_factor": (1.0,)}
 _ELSEWHERE = "export the model from its Hugging Face folder instead"
 
 
 @dataclass(frozen=True)
 class Rope:
-    """``parameters`` of transformers; the ``share`` of a head's dimensions that rotate; the base of sliding layers, if
-    one is stated."""
+    """Transformers' ``parameters``, the ``share`` of a head's dimensions that rotate, and the sliding layers' base."""
 
     parameters: dict[str, Any]
     share: float
@@ -61,7 +60,7 @@ class _Keys:
 def rope_of(gguf: GgufFile, head_dim: int, context_length: int) -> Rope:
     """The rope that ``gguf`` states for heads of ``head_dim``.
 
-    Raises ``UnsupportedModelError`` for what transformers does not compute, ``SourceError`` for what cannot be.
+    Raises ``UnsupportedModelError`` for what transformers does not compute, ``SourceError`` for impossible values.
     """
     keys = _Keys(gguf, gguf.of_architecture())
     num_dims = int(keys.number("rope.dimension_count", head_dim))
@@ -76,13 +75,13 @@ def rope_of(gguf: GgufFile, head_dim: int, context_length: int) -> Rope:
 
 
 def _share(num_dims: int, head_dim: int) -> float:
-    """The fraction of ``head_dim`` that transformers, which truncates the product, turns back into ``num_dims``."""
+    """The fraction that transformers, which truncates its product with ``head_dim``, turns back into ``num_dims``."""
     share = num_dims / head_dim
     return share if int(head_dim * share) == num_dims else math.nextafter(share, math.inf)
 
 
 def _scaling(keys: _Keys, num_dims: int, context_length: int) -> dict[str, Any]:
-    """``rope_type`` and what belongs to it."""
+    """``rope_type`` and its parameters."""
     kind = keys.stated.get(f"{_PREFIX}type", "linear")  # llama.cpp's default: a factor alone is linear
     factor = keys.scaling("factor", keys.number("rope.scale_linear", 1.0)) or 1.0
     if factor < 0:
@@ -152,7 +151,7 @@ def _yarn(keys: _Keys, factor: float, attention: float, original: int) -> dict[s
         raise SourceError(f"{keys.name('rope.scaling.factor')} is {factor:g}, expected at least 1 with yarn")
     if any(name in keys.gguf.tensors for name in (FACTORS, SHORT, LONG)):
         raise UnsupportedModelError(
-            f"{keys.gguf.path}: yarn and a tensor of rope factors, which transformers has not together; {_ELSEWHERE}"
+            f"{keys.gguf.path}: yarn and a tensor of rope factors, which transformers cannot combine; {_ELSEWHERE}"
         )
     fast, slow = keys.scaling("yarn_beta_fast", 32.0), keys.scaling("yarn_beta_slow", 1.0)
     if not fast > slow > 0:

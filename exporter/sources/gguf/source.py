@@ -1,7 +1,7 @@
-"""A GGUF file as a source: its config and tokenizer, without transformers' reading of them, and what its loader leaves.
+"""A GGUF file as a source: its config and tokenizer, read without transformers, and a fix for what its loader omits.
 
-transformers parses a file whole, seconds for each of config, tokenizer and weights, and takes a tokenizer.json that
-happens to be next to the file for the file's own. Here the file is all there is.
+transformers parses the whole file, which takes seconds, for each of config, tokenizer and weights, and uses a
+tokenizer.json that happens to be next to the file. Here only the file itself is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GgufSource:
         return sampling_of(read_gguf(self.path))
 
     def license(self) -> dict[str, bytes]:
-        """What its metadata says of the licence, as a file by name; empty without."""
+        """The licence fields of its metadata as a file by name; empty when there are none."""
         metadata = read_gguf(self.path).metadata
         lines = [f"{key}: {metadata[key]}" for key in sorted(metadata) if key.startswith("general.license")]
         text = "\n".join([f"Licence as named in the metadata of {self.path.name}:", *lines]) + "\n"
@@ -59,7 +59,7 @@ class GgufSource:
 
 
 def gguf_in(location: str, options: dict[str, Any]) -> GgufSource | None:
-    """The GGUF source of a folder and options of ``from_pretrained``, or None when these name no such file."""
+    """The GGUF source of a folder and options of ``from_pretrained``, or None when these name no GGUF file."""
     return GgufSource(Path(location) / options["gguf_file"]) if "gguf_file" in options else None
 
 

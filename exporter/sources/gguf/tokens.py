@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, built by transformers' converter and corrected by the keys that this leaves out.
+"""The tokenizer of a GGUF file, built by transformers' converter and corrected by the keys that it ignores.
 
 The converter ignores ``add_space_prefix``, names of pre-tokenizers that it does not know, ``ignore_merges`` and the
 defaults that llama.cpp ties to a pre-tokenizer's name, and chat templates other than the default one.
@@ -33,7 +33,7 @@ _READ = frozenset(
     + [f"ggml.{name}" for name in ("bos_token_id", "unknown_token_id", "padding_token_id")]
     + [f"ggml.{name}" for name in ("add_bos_token", "add_eos_token", "add_space_prefix")]
 )
-# Each key that changes no text and no answer, and why.
+# Keys that have no effect on tokens or text, and why.
 _HARMLESS = {
     "ggml.seperator_token_id": "added to no text",
     "ggml.mask_token_id": "added to no text",
@@ -58,7 +58,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"),
     **{name: (split,) for name, split in GGUF_PRE_TOKENIZER_SPLITS.items()},
 }
-# A whole word of the vocabulary is taken without merges, and a text begins with BOS unless the file says otherwise.
+# With these, a word of the vocabulary is not merged from parts, and a text begins with BOS unless the file states not.
 _WHOLE_WORDS = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 )
@@ -98,7 +98,7 @@ def _id(gguf: GgufFile, name: str, vocab_size: int) -> int | None:
 
 
 def tokenizer_from_gguf(gguf: GgufFile) -> Any:
-    """The fast transformers tokenizer that ``gguf`` states.
+    """The fast transformers tokenizer that ``gguf`` describes.
 
     Raises ``UnsupportedModelError`` for a key or a kind that cannot be honoured, ``SourceError`` for damage.
     """
@@ -158,7 +158,7 @@ def _pre(gguf: GgufFile) -> str:
 
 
 def _correct_byte_level(gguf: GgufFile, backend: Tokenizer) -> None:
-    """Split text as the pre-tokenizer's name says. ``add_space_prefix`` is not for these vocabularies."""
+    """Split text as the named pre-tokenizer does. ``add_space_prefix`` does not apply to these vocabularies."""
     splits = _SPLITS.get(_pre(gguf))
     if splits is None:
         raise UnsupportedModelError(
@@ -172,7 +172,7 @@ def _correct_byte_level(gguf: GgufFile, backend: Tokenizer) -> None:
 
 
 def _correct_sentencepiece(gguf: GgufFile, backend: Tokenizer) -> None:
-    """Take out the space that is put before a text, where the file says so."""
+    """Remove the space that is put before a text, if the file states so."""
     text = backend.normalizer.normalize_str("a") if backend.normalizer else "a"
     pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer else [(text, (0, 1))]
     is_put = pieces[0][0].startswith("▁")

@@ -2,7 +2,7 @@
 
     W[n, k] = scales[g, n] * (q[k, n] - zeros[g, n]),  g = k // group_size
 
-``qweight`` [K, N / 8] and ``qzeros`` [G, N / 8] pack along N, eight to a word, in an order that GPU kernels like;
+``qweight`` [K, N / 8] and ``qzeros`` [G, N / 8] pack along N, eight to a word, in the order that GPU kernels expect;
 ``scales`` is [G, N].
 """
 

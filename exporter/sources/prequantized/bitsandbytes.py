@@ -1,4 +1,4 @@
-"""bitsandbytes: NF4 and FP4 by a table of 16 values and a scale a block, and 8-bit integers with a scale a row.
+"""bitsandbytes: NF4 and FP4 by a table of 16 values and a scale per block, and 8-bit integers with a scale per row.
 
     4 bits:  W.flat[i] = quant_map[code[i]] * absmax[i // blocksize],  two codes a byte, the first one high
     nested:  absmax[j] = nested_quant_map[stored[j]] * nested_absmax[j // nested_blocksize] + nested_offset
@@ -24,7 +24,7 @@ _NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 
 
 def bitsandbytes_format(settings: Mapping[str, Any]) -> Format:
-    """The format of ``settings``: 8 bits or 4. Raises ``UnsupportedModelError`` when they say neither."""
+    """The format of ``settings``: 8 bits or 4. Raises ``UnsupportedModelError`` when they state neither."""
     if settings.get("load_in_8bit") or settings.get("_load_in_8bit"):
         return Format("bitsandbytes int8", (WEIGHT, "SCB"), ("weight_format",), lambda _, p: dequantize_int8(p))
     if settings.get("load_in_4bit") or settings.get("_load_in_4bit"):
@@ -65,7 +65,7 @@ def _state(parts: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _absmax(parts: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> torch.Tensor:
-    """[blocks] f32; of a nested state from the bytes that it is stored in."""
+    """[blocks] f32; in a nested state, decoded from bytes."""
     absmax = parts["weight.absmax"].reshape(-1)
     if absmax.is_floating_point():
         return absmax.float()

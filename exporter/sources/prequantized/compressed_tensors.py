@@ -4,8 +4,8 @@
 
 ``pack-quantized``: ``weight_packed`` [N, ceil(K / m)] holds m = 32 // bits integers a word along K, each raised by half
 its range; zero points are packed alike along N. ``weight_shape`` is [N, K]; g is ``weight_g_idx[k]`` where that is
-stored, else k // group size. The other formats store q as ``weight``. A scale is one for all, one a row, or one a group
-or a block.
+stored, else k // group size. The other formats store q as ``weight``. There is one scale for all, or one per row,
+group or block.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def compressed_tensors_format(settings: Mapping[str, Any]) -> Format:
 
 
 def _weights_of(module: str, groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What the group of ``module`` says of weights: the group that names it, or else the one for its class."""
+    """The weight settings of the group that names ``module``, or else of the group for its class."""
     named = [group for group in groups if any(_names(target, module) for target in group.get("targets") or ())]
     by_class = [group for group in groups if "Linear" in (group.get("targets") or ())]
     found = [group.get("weights") or {} for group in named or by_class or groups]
@@ -80,7 +80,7 @@ def _block(weights: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _names(target: str, module: str) -> bool:
-    """Whether a target, a name or ``re:`` and an expression, means ``module``."""
+    """Whether a target, a name or ``re:`` and an expression, matches ``module``."""
     if target.startswith("re:"):
         return re.match(target[3:], module) is not None
     return module == target or module.endswith(f".{target}")

@@ -1,4 +1,4 @@
-"""A checkpoint of quantized parts becomes one of float weights under the names of the float model."""
+"""A checkpoint of quantized weights, read as float weights under the names of the float model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ WEIGHT = "weight"
 class Format:
     """How one method stores a linear module's weight.
 
-    ``parts``: the names, below the module's, of what makes up a weight; ``optional``: what may be absent; ``dropped``:
-    what the float weights have no use for, such as scales of activations. ``decode`` gives the weight [N, K] f32 of a
-    module (its name, its parts) and raises ``ValueError`` when they do not fit together.
+    ``parts``: the names, below the module's, of the tensors of a weight; ``optional``: those that may be absent;
+    ``dropped``: those that float weights do not need, such as scales of activations. ``decode`` returns the weight
+    [N, K] f32 of a module (its name, its parts), and raises ``ValueError`` when the parts do not fit together.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Format:
 
 
 class DecodedCheckpoint:
-    """The float tensors of ``stored``. ``is_transposed`` says of a module that its weight is kept as [K, N]."""
+    """The float tensors of ``stored``. ``is_transposed`` is true for a module whose weight is kept as [K, N]."""
 
     def __init__(self, stored: Checkpoint, form: Format, is_transposed: Callable[[str], bool]) -> None:
         self._stored, self._form, self._is_transposed = stored, form, is_transposed
@@ -52,7 +52,7 @@ class DecodedCheckpoint:
                 )
         if not self._quantized:
             raise SourceError(
-                f"the config says {form.name}, and no tensor of the files is stored so ({', '.join(form.parts)}); "
+                f"the config states {form.name}, and no tensor of the files has such parts ({', '.join(form.parts)}); "
                 "remove quantization_config from config.json if the weights are floats"
             )
 

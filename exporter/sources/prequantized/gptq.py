@@ -22,7 +22,7 @@ _STORED_LESS_ONE = {"gptq": 1, "gptq_v2": 0}  # by checkpoint_format
 
 
 def gptq_format(settings: Mapping[str, Any]) -> Format:
-    """The format of ``settings``. Raises ``UnsupportedModelError`` for a variant that is laid out otherwise."""
+    """The format of ``settings``. Raises ``UnsupportedModelError`` for a variant with another layout."""
     kind = str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
     if kind not in _STORED_LESS_ONE or settings.get("is_marlin_format"):
         raise UnsupportedModelError(
@@ -41,7 +41,7 @@ def gptq_format(settings: Mapping[str, Any]) -> Format:
 
 
 def dequantize_gptq(parts: Mapping[str, torch.Tensor], less_one: int, bits: int | None) -> torch.Tensor:
-    """[N, K] f32. ``bits`` None takes those that the shapes say. Raises ``ValueError``."""
+    """[N, K] f32. ``bits`` None derives them from the shapes. Raises ``ValueError``."""
     qweight, qzeros, scales = parts["qweight"], parts["qzeros"], parts["scales"].float()
     num_groups, num_outputs = scales.shape
     found = qzeros.shape[1] * 32 // num_outputs

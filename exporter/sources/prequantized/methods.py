@@ -1,4 +1,4 @@
-"""Which method a config says its weights are quantized by, and what reads it."""
+"""The quantization method that a config states, and its reader."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], Format]] = {
     "bitsandbytes": bitsandbytes_format,
     "fp8": fp8_format,
 }
-# Files of a model that its config.json does not repeat, and the method whose they are.
+# Settings files that config.json does not repeat, and their method.
 SETTINGS_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-# A key that only one method's settings have, for those that do not name it.
-_TELLING = (("config_groups", "compressed-tensors"), ("w_bit", "awq"), ("desc_act", "gptq"))
+# Keys that only one method has, for settings that do not name their method.
+_METHOD_OF_KEY = (("config_groups", "compressed-tensors"), ("w_bit", "awq"), ("desc_act", "gptq"))
 
 
 @dataclass(frozen=True)
 class Prequantized:
-    """A config without its quantization, what makes floats of the files' tensors, and what the user should know."""
+    """A config without its quantization, the decoder of the files' tensors, and notes for the user."""
 
     config: Any
     decode: Callable[[Checkpoint], Checkpoint]
@@ -97,7 +97,7 @@ def _method(settings: Mapping[str, Any]) -> str | None:
         return "bitsandbytes" if method.startswith("bitsandbytes") else method
     if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
         return "bitsandbytes"
-    return next((method for key, method in _TELLING if key in settings), None)
+    return next((method for key, method in _METHOD_OF_KEY if key in settings), None)
 
 
 def _without_quantization(config: Any) -> Any:

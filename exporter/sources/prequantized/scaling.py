@@ -1,4 +1,4 @@
-"""Weights of 8 bits that only need their scales: integers and 8-bit floats, by tensor, row, group or block."""
+"""Weights of 8 bits that only need their scales: integers and 8-bit floats, per tensor, row, group or block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FP8_WEIGHTS = ("float8_e4m3fn", "float8_e5m2")
 
 
 def fp8_format(settings: Mapping[str, Any]) -> Format:
-    """``quant_method`` fp8: ``weight`` times ``weight_scale_inv``, a scale a block (the name notwithstanding)."""
+    """``quant_method`` fp8: ``weight`` times ``weight_scale_inv``, a scale per block (despite the name)."""
     kind = str(settings.get("fmt") or "e4m3")
     if kind not in ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"):
         raise UnsupportedModelError(f"fp8 of fmt {kind!r} is not read here, e4m3 and e5m2 are")
@@ -53,7 +53,7 @@ def dequantize_scaled(
 
 
 def _spread(factors: torch.Tensor, weight: torch.Tensor, block: tuple[int, int] | None) -> torch.Tensor:
-    """``factors`` in a shape that goes with ``weight`` [N, K]."""
+    """``factors`` in a shape that broadcasts with ``weight`` [N, K]."""
     if factors.numel() == 1:
         return factors.reshape(1, 1)
     if factors.dim() == 1:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import specrt
-from specrt.engines import load
+from specrt.engines import backends
 from specrt.engines.contract import Contract
 from specrt.engines.gpu import device, driver
+from specrt.engines.interface import CPU
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.trt import engine
 from specrt.engines.trt.build import _jobs
@@ -86,8 +87,6 @@ class SimulatedGpu:
     def on_cpu(self) -> Iterator[Runtime]:
         """The same graphs on ONNX Runtime, all memory the host's."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(load._LOADERS, self.backend, load._onnxruntime)
-            patch.setattr(load, "choose_device", lambda backend, wanted: load.CPU)
-            patch.setattr("specrt.runtime.runtime.choose_device", lambda backend, wanted: load.CPU)
+            patch.setitem(backends.BACKENDS, self.backend, {CPU: backends.BACKENDS["onnxruntime"][CPU]})
             with specrt.load(self.bundle, backend=self.backend, threads=1) as runtime:
                 yield runtime

@@ -136,7 +136,7 @@ def test_every_name_that_the_runtime_uses_is_real() -> None:
     trt = pytest.importorskip("tensorrt_rtx")
     engines = ROOT / "engines" / "trt"
     uses = {
-        (engines / "engine.py", ("trt", "self.trt", "build.trt")): trt,
+        (engines / "engine.py", ("trt", "self.trt", "backend.trt")): trt,
         (engines / "engine.py", ("engine", "self._engine")): trt.ICudaEngine,
         (engines / "library.py", ("runtime",)): trt.Runtime,
         (engines / "engine.py", ("settings",)): trt.IRuntimeConfig,
@@ -146,7 +146,7 @@ def test_every_name_that_the_runtime_uses_is_real() -> None:
         (engines / "runtime_cache.py", ("settings",)): trt.IRuntimeConfig,
         (engines / "runtime_cache.py", ("self._cache",)): trt.IRuntimeCache,
     }
-    ours = {"contract", "profile_for", "is_kept", "new_pass", "build", "close_slot"}  # of our own TrtEngine
+    ours = {"contract", "profile_for", "is_kept", "new_pass", "backend"}  # of our own TrtEngine
     for (path, roots), owner in uses.items():
         used = names_used(path, roots) - ours
         assert used, f"{path.name}: {roots} name nothing"

@@ -118,12 +118,12 @@ def exact_distribution(program: Callable[[Uniforms], Tokens], ends: bool = True)
     return distribution
 
 
-# --- rules ---------------------------------------------------------------------------------------------------------
+# --- block ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A drafted block and its rows in rational numbers, and where the rules' decisions turn."""
+    """A drafted block and its rows in rational numbers, and where the decisions of ``block`` turn."""
 
     p: tuple[Row, ...]  # K + 1 rows
     q: tuple[Row, ...]  # K rows
@@ -149,18 +149,16 @@ class Judged:
             accumulate(self.ratios, lambda prefix, ratio: min(prefix * ratio, Fraction(1)), initial=Fraction(1))
         )
 
-    def edges(self, rule: Rule) -> list[Fraction]:
+    @property
+    def edges(self) -> list[Fraction]:
         """What each eta is compared with."""
-        return [
-            min(r, Fraction(1)) if rule is numpy_samplers.token else self._chance(i)
-            for i, r in enumerate(self.ratios, 1)
-        ]
+        return [self._chance(i) for i in range(1, self.k + 1)]
 
-    def next_row(self, rule: Rule, accepted: int) -> Row:
+    def next_row(self, accepted: int) -> Row:
         """What the token after ``accepted`` ones is drawn from."""
         if accepted == self.k:
             return self.p[accepted]
-        left = self._residual(Fraction(1) if rule is numpy_samplers.token else self.prefixes[accepted], accepted)
+        left = self._residual(self.prefixes[accepted], accepted)
         return Row(left) if any(left) else self.p[accepted]
 
     def _residual(self, prefix: Fraction, row: int) -> tuple[Fraction, ...]:
@@ -211,14 +209,14 @@ class Pair:
             drafted += (sample(rows[-1], uniforms, keys("draft", len(prefix), offset)),)
         return Judged(tuple(self.target(prefix + drafted[:i]) for i in range(self.k + 1)), tuple(rows), drafted)
 
-    def sampled(self, rule: Rule, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
-        """What a round of ``token`` or ``block`` commits."""
+    def sampled(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
+        """What a round of ``block`` commits."""
         verified, start = self.propose(prefix, uniforms, keys), len(prefix)
-        eta = [uniforms.at(keys("eta", start, i), [edge]) for i, edge in enumerate(verified.edges(rule))]
+        eta = [uniforms.at(keys("eta", start, i), [edge]) for i, edge in enumerate(verified.edges)]
         given = *verified.fp32, np.array(verified.drafted), np.array(eta, np.float32)
-        accepted, _ = rule(*given, (0.5, 0.5))
-        final = uniforms.at(keys("final", start, accepted), verified.next_row(rule, accepted).cdf)
-        again, token = rule(*given, (0.5, final))
+        accepted, _ = numpy_samplers.block(*given, (0.5, 0.5))
+        final = uniforms.at(keys("final", start, accepted), verified.next_row(accepted).cdf)
+        again, token = numpy_samplers.block(*given, (0.5, final))
         assert again == accepted
         return (*verified.drafted[:accepted], token)
 

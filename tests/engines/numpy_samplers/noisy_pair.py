@@ -17,7 +17,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "seed": {"draft": "model", "temperature": 0.8, "seed": 3},
     "seed, filters": {"draft": "model", "temperature": 0.9, "seed": 4, "top_p": 0.9, "top_k": 40},
     "block": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "top_p": 0.95},
-    "token": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "token", "min_p": 0.01},
+    "block, min-p": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "min_p": 0.01},
 }
 # What the host must see in between: more waits, the same ids.
 SEEN: dict[str, dict[str, Any]] = {

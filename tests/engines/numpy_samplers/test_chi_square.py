@@ -1,4 +1,4 @@
-"""Chi-square of what ``token`` and ``block`` commit, from logits and sampled uniforms; the classic bugs must fail."""
+"""Chi-square of what ``block`` commits, from logits and sampled uniforms; the classic bugs must fail."""
 
 from __future__ import annotations
 
@@ -100,9 +100,6 @@ def critical_value(degrees: int) -> float:
     return float(degrees * (1 - ninth + NORMAL_QUANTILE * ninth**0.5) ** 3)
 
 
-each_rule = pytest.mark.parametrize("rule", [numpy_samplers.token, numpy_samplers.block])
-
-
 @pytest.mark.parametrize("degrees", [40, 64, 100])
 def test_chi_square_exceeds_the_critical_value_once_in_ten_thousand(degrees: int) -> None:
     """For an even number of degrees the tail is that of a Poisson distribution."""
@@ -111,10 +108,9 @@ def test_chi_square_exceeds_the_critical_value_once_in_ten_thousand(degrees: int
     assert tail == pytest.approx(1e-4, rel=0.1)
 
 
-@each_rule
-def test_what_is_committed_passes_as_the_target_s(rule: Rule) -> None:
+def test_what_is_committed_passes_as_the_target_s() -> None:
     by = tables()
-    assert is_target_s(committed(rule, by, NUM_DRAWS), by.target)
+    assert is_target_s(committed(numpy_samplers.block, by, NUM_DRAWS), by.target)
 
 
 # --- what must fail ------------------------------------------------------------------------------------------------
@@ -158,11 +154,10 @@ def block_that_breaks(p: Array, q: Array, drafted: Array, eta: Array, final: Fin
     return accepted, numpy_samplers.draw(np.maximum(prefix * p[accepted] - q[accepted], 0), *final)
 
 
-@each_rule
 @pytest.mark.parametrize("make_wrong", [without_residual, with_rows_off_by_one, dropping_unsure_ids])
-def test_a_wrong_rule_does_not_pass(rule: Rule, make_wrong: Callable[[Rule], Rule]) -> None:
+def test_a_wrong_rule_does_not_pass(make_wrong: Callable[[Rule], Rule]) -> None:
     by = tables()
-    assert not is_target_s(committed(make_wrong(rule), by, NUM_WRONG_DRAWS), by.target)
+    assert not is_target_s(committed(make_wrong(numpy_samplers.block), by, NUM_WRONG_DRAWS), by.target)
 
 
 def test_block_with_a_break_at_the_first_failure_does_not_pass() -> None:
@@ -170,7 +165,6 @@ def test_block_with_a_break_at_the_first_failure_does_not_pass() -> None:
     assert not is_target_s(committed(block_that_breaks, by, NUM_WRONG_DRAWS), by.target)
 
 
-@each_rule
 @pytest.mark.parametrize(
     "given",
     [
@@ -178,14 +172,11 @@ def test_block_with_a_break_at_the_first_failure_does_not_pass() -> None:
         pytest.param(lambda values: numpy_samplers.softmax(values, TEMPERATURE), id="before top-k"),
     ],
 )
-def test_other_probabilities_than_ids_were_drafted_from_do_not_pass(
-    rule: Rule, given: Callable[[Array], Array]
-) -> None:
+def test_other_probabilities_than_ids_were_drafted_from_do_not_pass(given: Callable[[Array], Array]) -> None:
     by = tables(given)
-    assert not is_target_s(committed(rule, by, NUM_WRONG_DRAWS), by.target)
+    assert not is_target_s(committed(numpy_samplers.block, by, NUM_WRONG_DRAWS), by.target)
 
 
-@each_rule
-def test_as_few_draws_of_the_right_rule_pass(rule: Rule) -> None:
+def test_as_few_draws_of_the_right_rule_pass() -> None:
     by = tables()
-    assert is_target_s(committed(rule, by, NUM_WRONG_DRAWS), by.target)
+    assert is_target_s(committed(numpy_samplers.block, by, NUM_WRONG_DRAWS), by.target)

@@ -1,4 +1,4 @@
-"""The oracles' parts: inverse CDF in two levels, ``match``, and the accept rules row by row."""
+"""The oracles' parts: inverse CDF in two levels, ``match``, and ``block`` row by row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from specrt.engines import numpy_samplers
 from specrt.engines.interface import Array
-from tests.engines.numpy_samplers.enumeration import Rule
 
 BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 VOCAB_SIZES = [1, 3, 64, 1000, 1024, 1025, 1031, 2053, 4096]  # 1031 and 2053 are prime: padded
 uniforms = st.one_of(st.sampled_from([0.0, 0.5, BELOW_ONE]), st.floats(0, BELOW_ONE, width=32))
-each_rule = pytest.mark.parametrize("rule", [numpy_samplers.token, numpy_samplers.block])
 each_vocab_size = pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 
 
@@ -139,56 +137,57 @@ def test_greedy_takes_the_first_of_equal_maxima() -> None:
     assert numpy_samplers.greedy(logits).tolist() == [1, 0, 2]
 
 
-# --- token and block -----------------------------------------------------------------------------------------------
+# --- block ---------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, 3, 7, 1025]))
-def test_block_is_token_when_one_id_is_drafted(seed: int, vocab_size: int) -> None:
+def test_one_drafted_id_is_accepted_with_chance_p_over_q(seed: int, vocab_size: int) -> None:
     """For every eta, edges included: eta q and p / q are exact where it could matter."""
     rng = np.random.default_rng(seed)
     p = np.stack([dyadic(rng, vocab_size), dyadic(rng, vocab_size)])
     q = dyadic(rng, vocab_size)[None]
     drafted = np.array([numpy_samplers.draw(q[0], rng.random(), rng.random())])
     final = rng.random(), rng.random()
+    x = drafted[0]
+    residual = np.maximum(p[0] - q[0], 0)
     for step in range(65):
         eta = np.array([min(step / 64, BELOW_ONE)], np.float32)
-        assert numpy_samplers.block(p, q, drafted, eta, final) == numpy_samplers.token(p, q, drafted, eta, final)
+        accepted = int(eta[0] * q[0, x] < p[0, x])
+        weights = p[1] if accepted else residual if residual.any() else p[0]
+        expected = accepted, numpy_samplers.draw(weights, *final)
+        assert numpy_samplers.block(p, q, drafted, eta, final) == expected
 
 
-@each_rule
-def test_an_eta_at_the_edge_rejects_and_one_below_accepts(rule: Rule) -> None:
+def test_an_eta_at_the_edge_rejects_and_one_below_accepts() -> None:
     """The chance of x = 0 is p / q = 1 / 2."""
     p, q = np.array([[0.25, 0.75], [0, 1]], np.float32), np.array([[0.5, 0.5]], np.float32)
     below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert rule(p, q, np.array([0]), np.array([0.5], np.float32), (0.5, 0.5)) == (0, 1)
-    assert rule(p, q, np.array([0]), np.array([below], np.float32), (0.5, 0.5)) == (1, 1)
+    assert numpy_samplers.block(p, q, np.array([0]), np.array([0.5], np.float32), (0.5, 0.5)) == (0, 1)
+    assert numpy_samplers.block(p, q, np.array([0]), np.array([below], np.float32), (0.5, 0.5)) == (1, 1)
 
 
-@each_rule
-def test_what_the_target_never_says_is_rejected_even_at_eta_0(rule: Rule) -> None:
+def test_what_the_target_never_says_is_rejected_even_at_eta_0() -> None:
     p, q = np.array([[0, 1], [1, 0]], np.float32), np.array([[0.5, 0.5]], np.float32)
-    assert rule(p, q, np.array([0]), np.zeros(1, np.float32), (0.5, 0.5)) == (0, 1)
+    assert numpy_samplers.block(p, q, np.array([0]), np.zeros(1, np.float32), (0.5, 0.5)) == (0, 1)
 
 
-@each_rule
 @pytest.mark.parametrize("eta", [0.0, 0.5, BELOW_ONE])
-def test_equal_rows_accept_everything(rule: Rule, eta: float) -> None:
+def test_equal_rows_accept_everything(eta: float) -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(50), 6).astype(np.float32)
     drafted = np.array([numpy_samplers.draw(row, 0.5, 0.5) for row in p[:5]])
     assert numpy_samplers.block_chances(p, p[:5], drafted).tolist() == [1] * 5  # 0 / 0 accepts
-    accepted, token = rule(p, p[:5], drafted, np.full(5, eta, np.float32), (0.5, 0.3))
+    accepted, token = numpy_samplers.block(p, p[:5], drafted, np.full(5, eta, np.float32), (0.5, 0.3))
     assert (accepted, token) == (5, numpy_samplers.draw(p[5], 0.5, 0.3))
 
 
-@each_rule
-def test_a_residual_that_is_only_rounding_is_not_drawn_from(rule: Rule) -> None:
+def test_a_residual_that_is_only_rounding_is_not_drawn_from() -> None:
     """Row 0 of p is that of q but for two ulps at the drafted id, which eta just rejects."""
     q = np.array([[0.5, 0.25, 0.25]], np.float32)
     p = np.array([[0.5 - 2**-24, 0.25, 0.25 + 2**-25], [0, 0, 1]], np.float32)
     eta = np.array([BELOW_ONE], np.float32)
-    assert rule(p, q, np.array([0]), eta, (0.5, 0.1)) == (0, 0)
-    assert rule(p, q, np.array([0]), eta, (0.5, 0.6)) == (0, 1)
+    assert numpy_samplers.block(p, q, np.array([0]), eta, (0.5, 0.1)) == (0, 0)
+    assert numpy_samplers.block(p, q, np.array([0]), eta, (0.5, 0.6)) == (0, 1)
 
 
 def test_block_goes_on_after_a_failure() -> None:
@@ -197,13 +196,13 @@ def test_block_goes_on_after_a_failure() -> None:
     q = np.array([[0.5, 0.5], [0.5, 0.5]], np.float32)
     drafted, final = np.array([0, 0]), (0.5, 0.5)
     assert numpy_samplers.block(p, q, drafted, np.array([BELOW_ONE, 0.5], np.float32), final) == (2, 0)
-    assert numpy_samplers.token(p, q, drafted, np.array([BELOW_ONE, 0.5], np.float32), final) == (0, 1)
     assert numpy_samplers.block(p, q, drafted, np.array([0.5, BELOW_ONE], np.float32), final) == (2, 0)
 
 
-@each_rule
-def test_nothing_drafted_draws_from_the_target(rule: Rule) -> None:
+def test_nothing_drafted_draws_from_the_target() -> None:
     p = np.array([[0.25, 0.75]], np.float32)
     nothing = np.zeros(0, np.int64)
     for uniform, token in ((0.2, 0), (0.3, 1)):
-        assert rule(p, np.zeros((0, 2), np.float32), nothing, np.zeros(0, np.float32), (0.0, uniform)) == (0, token)
+        assert numpy_samplers.block(
+            p, np.zeros((0, 2), np.float32), nothing, np.zeros(0, np.float32), (0.0, uniform)
+        ) == (0, token)

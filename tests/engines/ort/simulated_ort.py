@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from specrt.engines.ort.cpu import session_options
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
+from tests.exporter.samplers.random_ties import as_a_device_would
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
@@ -57,7 +58,7 @@ class SimulatedSession:
             if any(part in graph for part in module.on_cpu):
                 raise RuntimeError("This session contains graph nodes that are assigned to the default CPU EP")
         self.is_strict, self._module = is_strict, module
-        self._session = ort.InferenceSession(graph, session_options(1, True), providers=[CPU])
+        self._session = ort.InferenceSession(as_a_device_would(graph), session_options(1, True), providers=[CPU])
 
     def get_providers(self) -> list[str]:
         return [self._module.in_force, CPU]

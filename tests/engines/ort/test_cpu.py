@@ -49,7 +49,7 @@ def sampler(tmp_path_factory: pytest.TempPathFactory) -> OrtEngine:
 
 @pytest.fixture
 def binding(engine: OrtEngine) -> Any:
-    binding = engine.open(0)
+    binding = engine.open()
     yield binding
     binding.close()
 
@@ -80,7 +80,7 @@ def test_one_pass_of_rows_is_as_many_passes_of_one_and_the_model_without_cache(
     engine: OrtEngine, past: int, rows: int
 ) -> None:
     ids = some_ids(past + rows)
-    many, single = engine.open(0), engine.open(1)
+    many, single = engine.open(), engine.open()
     try:
         if past:
             feed(many, ids[:past], 0)
@@ -116,7 +116,7 @@ def test_stale_slots_are_overwritten_and_never_read(binding: OrtBinding) -> None
 def test_two_slots_of_one_engine_do_not_disturb_each_other(engine: OrtEngine) -> None:
     """Turn by turn, with different lengths and widths."""
     sequences = [some_ids(24, seed=1), some_ids(40, seed=2)]
-    bindings = [engine.open(slot) for slot in (0, 1)]
+    bindings = [engine.open() for _ in range(2)]
     try:
         for turn in range(8):
             for binding, ids, width in zip(bindings, sequences, (3, 5), strict=True):
@@ -195,9 +195,9 @@ def test_odd_widths_of_a_long_prompt_are_not_kept(made: list[Any], binding: OrtB
 
 def test_a_sampler_reads_the_model_s_own_buffers(engine: OrtEngine, sampler: OrtEngine) -> None:
     """A pass whose drafted ids are the model's own tokens but for the last: what the sampler says is what was fed."""
-    model = engine.open(0)
+    model = engine.open()
     shared = {name: model.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
-    verifier = sampler.open(0, shared)
+    verifier = sampler.open(shared)
     try:
         assert all(verifier.host[name] is array for name, array in shared.items())
         ids = some_ids(6)
@@ -217,9 +217,9 @@ def test_a_sampler_reads_the_model_s_own_buffers(engine: OrtEngine, sampler: Ort
 def test_a_sampler_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine: OrtEngine, tmp_path: Path) -> None:
     one_row = replace(SPEC, max_rows=1)
     onnx.save(sampler_graph(MATCH, one_row, SPEC.vocab_size), tmp_path / "match.onnx")
-    model = engine.open(0)
+    model = engine.open()
     verifier = OrtEngine(tmp_path / "match.onnx", sampler_contract(MATCH, one_row, SPEC.vocab_size), threads=1).open(
-        0, model.host
+        model.host
     )
     try:
         assert verifier.host[LOGITS] is model.host[LOGITS]
@@ -248,41 +248,29 @@ def test_a_sampler_for_one_row_reads_the_first_row_of_the_model_s_buffers(engine
     ],
     ids=["dtype", "fewer rows", "wider rows", "columns not contiguous", "rows not contiguous"],
 )
-def test_shared_memory_that_does_not_fit_is_refused_and_leaves_the_slot_free(sampler: OrtEngine, array: Array) -> None:
+def test_shared_memory_that_does_not_fit_is_refused(sampler: OrtEngine, array: Array) -> None:
     with pytest.raises(ValueError, match=r"shared buffer logits: got .*, expected contiguous float32\[9, 32\]"):
-        sampler.open(5, {LOGITS: array})
-    sampler.open(5).close()
+        sampler.open({LOGITS: array})
 
 
 # --- slots and misuse ----------------------------------------------------------------------------------------------
 
 
-def test_an_open_slot_is_not_opened_again_before_it_is_closed(engine: OrtEngine) -> None:
-    binding = engine.open(3)
-    with pytest.raises(ValueError, match="slot 3 is open already"):
-        engine.open(3)
-    binding.close()
-    again = engine.open(3)
-    binding.close()  # closing twice does not close the slot's next binding
-    with pytest.raises(ValueError, match="slot 3 is open already"):
-        engine.open(3)
-    again.close()
-
-
-def test_a_reopened_slot_starts_empty(engine: OrtEngine) -> None:
-    first = engine.open(3)
+def test_a_new_slot_starts_empty(engine: OrtEngine) -> None:
+    first = engine.open()
     feed(first, some_ids(9), 0)
     first.close()
-    second = engine.open(3)
+    second = engine.open()
     assert not any(array.any() for array in second.host.values())
     second.close()
 
 
 @pytest.mark.parametrize("num_runs", [0, 1])
 def test_a_closed_binding_does_not_run(engine: OrtEngine, num_runs: int) -> None:
-    binding = engine.open(4)
+    binding = engine.open()
     for _ in range(num_runs):
         feed(binding, [1], 0)
+    binding.close()
     binding.close()
     with pytest.raises(RuntimeError, match="this binding is closed"):
         binding.run(1, 1)

@@ -51,7 +51,7 @@ def judgements(draw: st.DrawFn, rows: int) -> tuple[Array, list[int], list[int]]
 @given(data=st.data())
 def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
     logits, ids, indices = data.draw(judgements(rows))
-    binding = sampler.open(0)
+    binding = sampler.open()
     try:
         binding.host[LOGITS][:rows] = logits
         binding.host[INPUT_IDS][0, : len(ids)] = ids
@@ -68,7 +68,7 @@ def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st
 @pytest.mark.parametrize("rows", range(1, 10))
 def test_the_match_sampler_at_every_acceptance(sampler: OrtEngine, rows: int) -> None:
     """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each place in turn, right ones follow it."""
-    binding = sampler.open(0)
+    binding = sampler.open()
     binding.host[LOGITS][:rows] = np.eye(SPEC.vocab_size)[1 : rows + 1]
     binding.host[ROW_INDICES][:rows] = np.arange(2, rows + 2)
     for accepted in range(rows):

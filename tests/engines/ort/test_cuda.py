@@ -18,15 +18,13 @@ from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.gpu import device
 from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
-from specrt.exporter.export import export
-from specrt.exporter.options import ExportOptions
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.ort.simulated_ort import SimulatedOrt
-from tests.tiny import save_tiny_model
+from tests.exports import Exports
 
 K, NUM_TOKENS = 3, 24
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
@@ -41,12 +39,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half(exports: Exports) -> Path:
     """A tiny bundle in fp16 that drafts for itself."""
-    root = tmp_path_factory.mktemp("half")
-    model = save_tiny_model(root / "model")
-    export(ExportOptions(str(model), root / "bundle", "self", K, max_seq_len=96, prefill_chunk=32, dtype="fp16"))
-    return root / "bundle"
+    return exports.bundle(exports.model(), "self", K, max_seq_len=96, prefill_chunk=32, dtype="fp16")
 
 
 @pytest.fixture
@@ -158,8 +153,7 @@ def test_without_a_gpu_one_line_says_so(half: Path) -> None:
         specrt.load(half, device="cuda")
 
 
-def test_a_draft_that_is_no_model_runs_nowhere(gpu: SimulatedOrt, half: Path, tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "model")
-    export(ExportOptions(str(model), tmp_path / "bundle", num_speculative_tokens=2, max_seq_len=64))
+def test_a_draft_that_is_no_model_runs_nowhere(gpu: SimulatedOrt, exports: Exports) -> None:
+    bundle = exports.bundle(exports.model(), "ngram", quantize="int8", prefill_chunk=64)
     with pytest.raises(UsageError, match="draft device: this bundle has no draft model, got cpu"):
-        specrt.load(tmp_path / "bundle", draft_device="cpu")
+        specrt.load(bundle, draft_device="cpu")

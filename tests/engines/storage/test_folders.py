@@ -15,6 +15,7 @@ import pytest
 from specrt.engines.errors import ResourceError
 from specrt.engines.storage import folders
 from specrt.engines.storage.folders import LOCK_NAME, check_place, clear_leftovers, locked_folder, new_folder
+from tests.progress import KeptProgress
 
 KILLED = """
 import sys, time
@@ -40,27 +41,27 @@ with new_folder(Path(sys.argv[1])) as folder:
 """
 
 
-def killed(place: Path, when: str, report: list[str] | None = None) -> None:
-    """A process that works on ``place`` until it is killed; ``report`` gets what is cleared while it lives."""
+def killed(place: Path, when: str, progress: KeptProgress | None = None) -> None:
+    """A process that works on ``place`` until it is killed; ``progress`` gets what is cleared while it lives."""
     command = [sys.executable, "-c", KILLED, str(place), when]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "here\n"
-        if report is not None:
+        if progress is not None:
             before = sorted(place.parent.rglob("*"))
-            clear_leftovers(place, report.append)
+            clear_leftovers(place, progress)
             assert sorted(place.parent.rglob("*")) == before, "it lives: nothing is removed"
         process.send_signal(signal.SIGKILL)
 
 
 def test_what_a_killed_process_left_is_removed_and_told(tmp_path: Path) -> None:
-    while_it_lives: list[str] = []
+    while_it_lives = KeptProgress()
     killed(tmp_path / "bundle", "write", while_it_lives)
-    assert while_it_lives == []
+    assert while_it_lives.notes == []
     (left,) = tmp_path.iterdir()
-    reported: list[str] = []
-    with new_folder(tmp_path / "bundle", reported.append) as folder:
+    reported = KeptProgress()
+    with new_folder(tmp_path / "bundle", reported) as folder:
         (folder / "file").touch()
-    assert reported == [f"{left}: removed 0.0 MB that an interrupted command had left"]
+    assert reported.notes == [f"{left}: removed 0.0 MB that an interrupted command had left"]
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["bundle", "bundle/file"]
 
 
@@ -70,11 +71,11 @@ def test_a_folder_that_was_about_to_be_replaced_is_restored(tmp_path: Path) -> N
     (place / "old").touch()
     killed(place, "replace")
     assert not place.exists(), "else the test shows nothing"
-    reported: list[str] = []
-    clear_leftovers(place, reported.append)
+    reported = KeptProgress()
+    clear_leftovers(place, reported)
     assert (place / "old").exists()
     assert sorted(tmp_path.iterdir()) == [place]
-    assert len(reported) == 2 and "restored" in reported[0]
+    assert len(reported.notes) == 2 and "restored" in reported.notes[0]
 
 
 def foreign(tmp_path: Path) -> list[Path]:
@@ -97,10 +98,12 @@ def test_folders_that_only_look_like_ours_stay(tmp_path: Path) -> None:
     (tmp_path / ".bundle.partial-linkedto").symlink_to(target)
     os.utime(made[1] / "weights", (0, 0))
     os.utime(made[1], (0, 0))
-    reported: list[str] = []
-    clear_leftovers(tmp_path / "bundle", reported.append)
+    reported = KeptProgress()
+    clear_leftovers(tmp_path / "bundle", reported)
     assert [path for path in made if not path.exists()] == [] and (target / LOCK_NAME).exists()
-    assert len(reported) == 1 and reported[0].startswith(f"{made[1]}: has no lock of specrt and is left alone")
+    assert len(reported.notes) == 1 and reported.notes[0].startswith(
+        f"{made[1]}: has no lock of specrt and is left alone"
+    )
 
 
 @pytest.mark.parametrize(

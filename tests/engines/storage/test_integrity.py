@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,8 +13,10 @@ import pytest
 
 from specrt.engines.errors import BundleError
 from specrt.engines.manifest import FileEntry, Manifest
+from specrt.engines.progress import Progress
 from specrt.engines.storage import integrity
 from specrt.engines.storage.integrity import CHUNK_BYTES, cache_dir, check_files, sha256_of
+from tests.progress import KeptProgress
 
 CONTENTS = {"target/model.onnx": b"graph" * 100, "target/weights.data": bytes(range(256)), "samplers/match.onnx": b""}
 
@@ -53,9 +54,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were hashed, in order."""
     names: list[str] = []
 
-    def spy(path: Path, advance: Callable[[int], None]) -> str:
+    def spy(path: Path, progress: Progress) -> str:
         names.append(path.name)
-        return sha256_of(path, advance)
+        return sha256_of(path, progress)
 
     monkeypatch.setattr(integrity, "sha256_of", spy)
     return names
@@ -131,23 +132,6 @@ def test_a_file_is_hashed_once_and_then_remembered(bundle: Bundle, hashed: list[
     assert len(hashed) == 3
 
 
-class KeptProgress:
-    """A progress that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[str, int | None]] = []
-        self.amount = 0
-
-    def step(self, name: str, total: int | None = None) -> None:
-        self.steps.append((name, total))
-
-    def advance(self, amount: int) -> None:
-        self.amount += amount
-
-    def note(self, line: str) -> None:
-        raise AssertionError(line)
-
-
 def test_long_hashing_tells_its_bytes_before_and_while_it_reads_them(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,8 +140,8 @@ def test_long_hashing_tells_its_bytes_before_and_while_it_reads_them(
         reported = KeptProgress()
         monkeypatch.setattr(integrity, "LONG_BYTES", least)
         check_files(bundle.path, bundle.manifest, always_hash, reported)
-        assert reported.steps == ([("hashing 0.0 GB", total)] if expected else [])
-        assert reported.amount == expected
+        assert [*zip(reported.steps, reported.totals, strict=True)] == ([("hashing 0.0 GB", total)] if expected else [])
+        assert sum(reported.amounts) == expected
     monkeypatch.setattr(integrity, "LONG_BYTES", total + 1)
     reported = KeptProgress()
     check_files(bundle.path, bundle.manifest, True, reported)
@@ -217,9 +201,9 @@ def test_a_ledger_that_cannot_be_written_only_costs_time(bundle: Bundle, hashed:
 def test_sha256_tells_the_bytes_it_has_read(tmp_path: Path) -> None:
     content = b"x" * (CHUNK_BYTES + 5)
     (tmp_path / "file").write_bytes(content)
-    reported: list[int] = []
-    assert sha256_of(tmp_path / "file", reported.append) == hashlib.sha256(content).hexdigest()
-    assert reported == [CHUNK_BYTES, 5]
+    reported = KeptProgress()
+    assert sha256_of(tmp_path / "file", reported) == hashlib.sha256(content).hexdigest()
+    assert reported.amounts == [CHUNK_BYTES, 5]
 
 
 def test_the_cache_is_in_the_home_folder_unless_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from specrt.engines.contract import ITEM_BYTES, LOGITS, ROW_INDICES, ROWS, Contr
 from specrt.engines.ort.cpu import session_options
 from specrt.engines.trt.profiles import shapes_of
 from tests.engines.gpu.simulated_cuda import ALIGNMENT, POISON, SimulatedCuda
+from tests.exporter.samplers.random_ties import as_a_device_would
 
 SCRATCH_BYTES = 4096
 
@@ -142,7 +143,9 @@ class ICudaEngine:
         self.profiles = [
             shapes_of(self.contract, {k: tuple(v) for k, v in sizes.items()}) for sizes in profiles.values()
         ]
-        self.session = ort.InferenceSession(graph, session_options(1, True), providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(
+            as_a_device_would(graph), session_options(1, True), providers=["CPUExecutionProvider"]
+        )
         self._tensors = {t.name: t for t in (*self.contract.inputs, *self.contract.outputs)}
         self.contexts: list[IExecutionContext] = []
 

@@ -24,6 +24,7 @@ from specrt.engines.trt.record import (
     record_from_bundle,
     record_text,
 )
+from tests.progress import KeptProgress, interrupted_at
 
 BACKEND = "tensorrt-rtx"
 K, CHUNK = 3, 32  # of the tiny bundle
@@ -39,32 +40,15 @@ def _own_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECRT_CACHE", str(home))
 
 
-class Steps:
-    """Progress that keeps what it gets, and may be interrupted at a step."""
-
-    def __init__(self, stop_at: str = "") -> None:
-        self.steps: list[str] = []
-        self.notes: list[str] = []
-        self._stop_at = stop_at
-
-    def step(self, name: str, total: int | None = None) -> None:
-        if name == self._stop_at:
-            raise KeyboardInterrupt
-        self.steps.append(name)
-
-    def advance(self, amount: int) -> None: ...
-
-    def note(self, line: str) -> None:
-        self.notes.append(line)
+@pytest.fixture(scope="module")
+def steps() -> KeptProgress:
+    return KeptProgress()
 
 
 @pytest.fixture(scope="module")
-def steps() -> Steps:
-    return Steps()
-
-
-@pytest.fixture(scope="module")
-def built(tiny_tensorrt_bundle: Path, home: Path, steps: Steps, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(
+    tiny_tensorrt_bundle: Path, home: Path, steps: KeptProgress, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     bundle = tmp_path_factory.mktemp("built") / "bundle"
     shutil.copytree(tiny_tensorrt_bundle, bundle)
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +57,7 @@ def built(tiny_tensorrt_bundle: Path, home: Path, steps: Steps, tmp_path_factory
     return bundle
 
 
-def test_models_and_samplers_become_engines(built: Path, steps: Steps) -> None:
+def test_models_and_samplers_become_engines(built: Path, steps: KeptProgress) -> None:
     record = record_from_bundle(built, BACKEND)
     names = ["target", "draft", *(f"samplers/{name}" for name in SAMPLER_NAMES)]
     assert list(record.engines) == names
@@ -230,11 +214,11 @@ def test_engines_are_kept_without_force_and_replaced_with_it(built: Path, tmp_pa
 def test_an_interrupted_build_leaves_what_was_there(tiny_tensorrt_bundle: Path, built: Path, tmp_path: Path) -> None:
     bundle = shutil.copytree(tiny_tensorrt_bundle, tmp_path / "new")
     with pytest.raises(KeyboardInterrupt):
-        build(bundle, BACKEND, progress=Steps("draft: building"))
+        build(bundle, BACKEND, progress=interrupted_at("draft: building"))
     assert not (bundle / "engines").exists()
     bundle = shutil.copytree(built, tmp_path / "old")
     with pytest.raises(KeyboardInterrupt):
-        build(bundle, BACKEND, force=True, progress=Steps("draft: building"))
+        build(bundle, BACKEND, force=True, progress=interrupted_at("draft: building"))
     assert _check(bundle) == []
 
 
@@ -267,7 +251,7 @@ def test_too_little_disk_is_said_before_any_work(
     tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
-    steps = Steps()
+    steps = KeptProgress()
     with pytest.raises(ResourceError, match="GB are free"):
         build(tiny_tensorrt_bundle, BACKEND, progress=steps)
     assert steps.steps == []

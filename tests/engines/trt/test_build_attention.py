@@ -15,7 +15,7 @@ from specrt.engines.errors import BackendError
 from specrt.engines.manifest import Manifest
 from specrt.engines.trt.build import _Builder, _Job
 from specrt.engines.trt.profiles import Profile
-from tests.engines.trt.test_build import Steps
+from tests.progress import KeptProgress
 
 UNFUSED, FUSED = 512, 64  # head sizes, in fp16
 PROFILES: dict[str, Profile] = {"verify": {WIDTH: (1, 4, 4)}}
@@ -55,7 +55,7 @@ def manifest() -> Any:
 
 def built(folder: Path, head_size: int, manifest: Manifest) -> tuple[int, list[str]]:
     """(bytes of the engine, what was noted)."""
-    steps = Steps()
+    steps = KeptProgress()
     builder = _Builder(tensorrt_rtx, ["8.9"], folder, has_timings=False)
     entry = builder.build(job(folder, head_size), folder, folder, manifest, steps)
     return entry.num_bytes, steps.notes

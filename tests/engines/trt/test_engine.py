@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specrt.engines.gpu.device import Device
-from specrt.engines.trt.engine import KEPT_WIDTHS, TrtBuild
+from specrt.engines.trt.engine import KEPT_WIDTHS, TrtBackend
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
@@ -148,7 +148,7 @@ def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
             simulated = SimulatedGpu(Path(shutil.copytree(noisy_bundle, tmp_path / kind)), "tensorrt", patch)
-            patch.setattr(TrtBuild, "uses_graphs", kind != "none")
+            patch.setattr(TrtBackend, "uses_graphs", kind != "none")
             simulated.cuda.can_capture = kind == "graphs"
             if kind == "refused":
                 import specrt

@@ -19,7 +19,7 @@ from specrt.engines.gpu.device import DeviceArray, encoded
 from specrt.engines.interface import Array, write_pass
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt import engine
-from specrt.engines.trt.engine import TrtBinding, TrtEngine, open_build
+from specrt.engines.trt.engine import TrtBackend, TrtBinding, TrtEngine
 from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, Profile
 from specrt.engines.trt.record import (
     RECORD_NAME,
@@ -45,7 +45,7 @@ def simulated(tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 def target_of(simulated: SimulatedGpu) -> TrtEngine:
     entry = simulated.manifest.target
-    return TrtEngine(open_build(simulated.bundle, BACKEND), simulated.bundle / entry.graph, model_contract(entry.spec))
+    return TrtBackend(BACKEND, simulated.bundle).load(entry.graph, model_contract(entry.spec))
 
 
 def rewrite(simulated: SimulatedGpu, **changes: Any) -> None:
@@ -138,7 +138,7 @@ def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkey
     def raises(self: Any) -> list[str]:
         raise RuntimeError("a shape of 0\nat node 7")
 
-    binding = target_of(simulated).open(0)
+    binding = target_of(simulated).open()
     monkeypatch.setattr(simulated_trt.IExecutionContext, "infer_shapes", raises)
     with pytest.raises(BackendError, match=r"inferring shapes failed \(a shape of 0 at node 7\)"):
         binding.run(1, 1)
@@ -146,7 +146,7 @@ def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkey
 
 def test_passes_that_allocate_are_announced(simulated: SimulatedGpu) -> None:
     """That nothing is allocated in a round rests on the engine: it is asked once it has run."""
-    binding = target_of(simulated).open(0)
+    binding = target_of(simulated).open()
     simulated.library.is_capturable = False
     binding.run(1, 1)
     with pytest.warns(UserWarning, match="it allocates memory in its passes"):
@@ -167,7 +167,7 @@ def test_there_is_no_tensorrt_on_the_cpu(simulated: SimulatedGpu) -> None:
 
 def test_passes_that_are_too_large_never_reach_the_engine(simulated: SimulatedGpu) -> None:
     spec = simulated.manifest.target.spec
-    binding = target_of(simulated).open(0)
+    binding = target_of(simulated).open()
     for width, rows in ((spec.max_width + 1, 1), (1, spec.max_rows + 1), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match=f"pass of {width} tokens and {rows} rows: at most"):
             binding.run(width, rows)
@@ -178,11 +178,9 @@ def test_passes_that_are_too_large_never_reach_the_engine(simulated: SimulatedGp
         binding.run(1, 1)
 
 
-def test_slots_and_shared_memory_are_checked(simulated: SimulatedGpu) -> None:
+def test_shared_memory_is_checked(simulated: SimulatedGpu) -> None:
     engine = target_of(simulated)
-    binding = engine.open(0)
-    with pytest.raises(ValueError, match="slot 0 is open already"):
-        engine.open(0)
+    binding = engine.open()
     logits = binding.memory[LOGITS]
     assert isinstance(logits, DeviceArray)
     for wrong in (
@@ -191,8 +189,8 @@ def test_slots_and_shared_memory_are_checked(simulated: SimulatedGpu) -> None:
         replace(logits, shape=(logits.shape[0] - 1, logits.shape[1])),
     ):
         with pytest.raises(ValueError, match="shared buffer logits"):
-            engine.open(1, {LOGITS: wrong})
-    assert engine.open(1, {LOGITS: logits}).memory[LOGITS] is logits
+            engine.open({LOGITS: wrong})
+    assert engine.open({LOGITS: logits}).memory[LOGITS] is logits
     with pytest.raises(ValueError, match="is not part of it"):
         binding.take(LOGITS, 1, logits)
 
@@ -219,11 +217,11 @@ def test_rows_equal_single_rows_equal_no_cache(simulated: SimulatedGpu, past: in
     engine = target_of(simulated)
     for n in (1, 2, 3, spec.max_rows):
         found = []
-        for slot, widths in enumerate(([n], [1] * n)):
-            binding = engine.open(slot)
+        for widths in ([n], [1] * n):
+            binding = engine.open()
             found.append(logits_after(binding, ids, past, widths))
             binding.close()
-        binding = engine.open(0)
+        binding = engine.open()
         alone = logits_after(binding, ids[: past + n], 0, [1] * (past + n))[past:]
         binding.close()
         for logits in found:
@@ -233,7 +231,7 @@ def test_rows_equal_single_rows_equal_no_cache(simulated: SimulatedGpu, past: in
 def test_a_profile_for_one_token_is_used_where_it_was_built(simulated: SimulatedGpu) -> None:
     """The narrowest profile that fits; the answer is the same."""
     ids, spec = np.arange(4, 12), simulated.manifest.target.spec
-    binding = target_of(simulated).open(0)
+    binding = target_of(simulated).open()
     expected = logits_after(binding, ids, 3, [1, 1, 2])
     binding.close()
     simulated.library.engines.clear()
@@ -241,7 +239,7 @@ def test_a_profile_for_one_token_is_used_where_it_was_built(simulated: Simulated
     engine = target_of(simulated)
     assert list(engine.entry.profiles) == [VERIFY, PREFILL, DECODE]
     assert [engine.profile_for(*size) for size in ((1, 1), (2, 1), (spec.max_width, 1))] == [2, 0, 1]
-    binding = engine.open(0)
+    binding = engine.open()
     assert np.array_equal(logits_after(binding, ids, 3, [1, 1, 2]), expected)
     assert sorted(c.profile for e in simulated.library.engines for c in e.contexts) == [0, 0, 2]
 
@@ -291,7 +289,7 @@ def test_a_build_is_checked_once_for_all_its_engines(simulated: SimulatedGpu, mo
 
 def test_bfloat16_goes_to_the_device_and_back(simulated: SimulatedGpu) -> None:
     """numpy has no such type: the host gives and gets float32."""
-    binding = target_of(simulated).open(0)
+    binding = target_of(simulated).open()
     name = past_name("key", 0)
     memory = binding._tensors[name]
     binding._tensors[name] = replace(memory, dtype="bfloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,14 @@ import numpy as np
 import pytest
 
 from specrt.engines.buffers import allocated_bytes, plan_slot
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.samplers import BLOCK, FILTER, MATCH, MATCH_SAMPLED, NUCLEUS, PENALTIES
 from specrt.engines.trt.engine import TrtBinding
-from specrt.exporter.export import export
-from specrt.exporter.options import ExportOptions
 from specrt.runtime.target import Target
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import NUM_TOKENS, PROMPT, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
-from tests.tiny import save_tiny_model
+from tests.exports import Exports
 
 
 def test_a_slot_takes_what_is_planned(simulated: SimulatedGpu) -> None:
@@ -64,14 +64,12 @@ def test_closing_gives_back_all_memory(simulated: SimulatedGpu) -> None:
     assert sorted(simulated.cuda.sizes) == scratch
 
 
-def test_a_draft_may_read_the_targets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_may_read_the_targets_cache(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target with its weights in 8 bits, opened on the target's KV: both write it, in the order of the stream."""
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    model, bundle = save_tiny_model(tmp_path / "model"), tmp_path / "bundle"
-    options = ExportOptions(
-        str(model), bundle, "self:int8", K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx"
-    )
-    assert export(options).draft.shares_kv
+    exported = exports.bundle(exports.model(), "self:int8", K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx")
+    assert manifest_from_bundle(exported).draft.shares_kv
+    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
     simulated, names = SimulatedGpu(bundle, "tensorrt-rtx", monkeypatch), ["greedy", "seed", "block", "plain"]
     with simulated.on_cpu() as runtime:
         expected = {name: generated(runtime, **WAYS[name]) for name in names}

@@ -19,7 +19,7 @@ class Passes:
 
     def logits(self, past: int, widths: list[int]) -> Array:
         """Logits of the passes of ``widths`` after ``past`` tokens that were fed before, all rows kept."""
-        binding = self.engine.open(0)
+        binding = self.engine.open()
         try:
             rows, start = [], 0
             for width, kept in ([(past, 1)] if past else []) + [(width, width) for width in widths]:
@@ -33,7 +33,7 @@ class Passes:
 
     def without_cache(self, past: int, rows: int) -> Array:
         """Logits of ``rows`` rows after ``past`` tokens, from one pass over all of them on an empty cache."""
-        binding = self.engine.open(0)
+        binding = self.engine.open()
         try:
             write_pass(binding.host, self.ids[: past + rows], 0, rows)
             binding.run(past + rows, rows)

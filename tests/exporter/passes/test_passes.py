@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from specrt.engines.contract import KVLayer, ModelSpec, model_contract
+from specrt.engines.contract import model_contract
 from specrt.engines.interface import Array
 from specrt.exporter.export import release_weights
 from specrt.exporter.passes import optimize
@@ -22,19 +22,12 @@ from specrt.exporter.passes.lm_head import read_tied_table
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
 from specrt.exporter.passes.rotary import fold_rotary
-from specrt.exporter.tracing.observe import observe
 from specrt.exporter.tracing.trace import trace
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
+from tests.exporter.tracing.traces import MAX_SEQ_LEN, Traces, W, tiny_spec
 
-CAPACITY = 40
+CAPACITY = MAX_SEQ_LEN + W - 1
 WIDTH = 6
-
-
-def _traced(name: str) -> ir.Model:
-    model = tiny_model(name)
-    layers: tuple[KVLayer, ...] = observe(model.config).kv_layers
-    graph = trace(model, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", layers))
-    return graph
 
 
 def _run(graph: ir.Model, folder: Path) -> Array:
@@ -63,6 +56,7 @@ def _counts(graph: ir.Model) -> collections.Counter[str]:
     return collections.Counter(node.op_type for node in graph.graph)
 
 
+SLOW = ("qwen3", "phi3-partial-rotary", "cohere")
 PASSES: dict[str, Callable[[ir.Model], ir.Model]] = {
     "rotary": lambda graph: fold_rotary(graph, CAPACITY),
     "reshapes": drop_round_trips,
@@ -72,9 +66,12 @@ PASSES: dict[str, Callable[[ir.Model], ir.Model]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ["llama-tied", "qwen2", "qwen3", "gemma3", "phi3-partial-rotary", "cohere"])
-def test_each_pass_keeps_the_answer(architecture: str, tmp_path: Path) -> None:
-    graph = _traced(architecture)
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama-tied", "qwen2", "gemma3", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)],
+)
+def test_each_pass_keeps_the_answer(architecture: str, traces: Traces, tmp_path: Path) -> None:
+    graph = traces.raw(architecture)
     expected = _run(graph, tmp_path)
     for name, apply in PASSES.items():
         got = _run(apply(graph), tmp_path)
@@ -82,13 +79,9 @@ def test_each_pass_keeps_the_answer(architecture: str, tmp_path: Path) -> None:
         assert error < 1e-5, f"{name}: {error:.1e}"
 
 
-def test_lean_llama_has_no_leftovers() -> None:
+def test_lean_llama_has_no_leftovers(traces: Traces) -> None:
     """2 layers of packed QKV, attention's output, packed gate and up, down; 1 attention, 2 norms, SiLU and gate."""
-    graph = _traced("llama-tied")
-    optimize(
-        graph, ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(tiny_model("llama").config).kv_layers)
-    )
-    counts = _counts(graph)
+    counts = _counts(traces.optimized("llama-tied"))
     assert counts["GroupQueryAttention"] == 2
     assert counts["MatMul"] == 2 * 4
     assert counts["Gemm"] == 1
@@ -98,39 +91,34 @@ def test_lean_llama_has_no_leftovers() -> None:
     assert counts["Transpose"] + counts["Reshape"] <= 4, "only the choice of rows and the head's two are left"
 
 
-def test_rotary_tables_are_shared_by_all_layers_and_cover_the_capacity() -> None:
-    graph = fold_rotary(_traced("llama"), CAPACITY)
+def test_rotary_tables_are_shared_by_all_layers_and_cover_the_capacity(traces: Traces) -> None:
+    graph = fold_rotary(traces.raw("llama"), CAPACITY)
     tables = {name: value for name, value in graph.graph.initializers.items() if "_cache." in name}
     assert len(tables) == 2
     assert {tuple(value.const_value.shape) for value in tables.values() if value.const_value} == {(CAPACITY, 8)}
-    local_and_global = fold_rotary(_traced("gemma3"), CAPACITY)
+    local_and_global = fold_rotary(traces.raw("gemma3"), CAPACITY)
     assert sum("_cache." in name for name in local_and_global.graph.initializers) == 4
 
 
-def test_partial_rotary_stays_as_the_model_wrote_it() -> None:
-    graph = fold_rotary(_traced("phi3-partial-rotary"), CAPACITY)
+def test_partial_rotary_stays_as_the_model_wrote_it(traces: Traces) -> None:
+    graph = fold_rotary(traces.raw("phi3-partial-rotary"), CAPACITY)
     assert not any("_cache." in name for name in graph.graph.initializers)
     assert _counts(graph)["Cos"] == 1
 
 
-def test_tied_embedding_is_stored_once() -> None:
+def test_tied_embedding_is_stored_once(traces: Traces) -> None:
     for name, copies in (("llama-tied", 1), ("llama", 2)):
-        model = tiny_model(name)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        layers = observe(model.config).kv_layers
-        spec = ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", layers)
-        graph = optimize(trace(model, spec), spec)
+        parameters = sum(parameter.numel() for parameter in tiny_model(name).parameters())
+        graph = traces.optimized(name)
         sizes = [v.const_value.size for v in graph.graph.initializers.values() if v.const_value is not None]
         assert sizes.count(VOCAB_SIZE * 64) == copies
         tables = 2 * CAPACITY * 8
         assert parameters <= sum(sizes) <= parameters * 1.01 + tables, "every parameter once, and little else"
 
 
-def test_graph_inputs_and_outputs_have_the_contracts_symbols() -> None:
-    model = tiny_model("llama")
-    spec = ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(model.config).kv_layers)
-    graph = trace(model, spec).graph
-    contract = model_contract(spec)
+def test_graph_inputs_and_outputs_have_the_contracts_symbols(traces: Traces) -> None:
+    graph = traces.raw("llama").graph
+    contract = model_contract(tiny_spec(tiny_model("llama")))
     for values, tensors in ((graph.inputs, contract.inputs), (graph.outputs, contract.outputs)):
         assert [v.name for v in values] == [t.name for t in tensors]
         for value, tensor in zip(values, tensors, strict=True):
@@ -140,7 +128,7 @@ def test_graph_inputs_and_outputs_have_the_contracts_symbols() -> None:
 def test_weights_are_let_go_when_the_graph_is_written(tmp_path: Path) -> None:
     """Else the torch model stays in memory next to the engine that the written graph is compared on."""
     model = tiny_model("llama-tied")
-    spec = ModelSpec(VOCAB_SIZE, 32, CAPACITY, 16, WIDTH, "float32", observe(model.config).kv_layers)
+    spec = tiny_spec(model)
     graph = trace(model, spec)
     optimize(graph, spec)
     ir.save(graph, tmp_path / "model.onnx", external_data="model.onnx.data")

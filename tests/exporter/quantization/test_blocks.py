@@ -26,9 +26,7 @@ from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.passes import optimize
 from specrt.exporter.quantization import blocks
 from specrt.exporter.quantization.blocks import (
     QUANTIZATIONS,
@@ -38,11 +36,10 @@ from specrt.exporter.quantization.blocks import (
     quantized,
     quantized_in_4_bits,
 )
-from specrt.exporter.tracing.observe import observe
-from specrt.exporter.tracing.trace import trace
 from specrt.runtime.options import Options
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
-from tests.tiny import save_tiny_model
+from tests.exporter.tracing.traces import Traces, tiny_spec
+from tests.exports import Exports
 
 NUM_IDS = 9
 BLOCKWISE = sorted(name for name, quantization in QUANTIZATIONS.items() if quantization.block_size)
@@ -76,14 +73,14 @@ def test_no_weight_in_8_bits_is_off_by_more_than_half_a_step(shape: tuple[int, i
         assert (error[rows] <= 1.1 * step + 1e-6).all()
 
 
-def _graph(model: object, spec: ModelSpec, name: str) -> ir.Model:
-    graph = optimize(trace(model, spec), spec)
-    return quantize_weights(graph, name, spec.vocab_size)
+def tiny_graph(traces: Traces, architecture: str, name: str) -> ir.Model:
+    """The graph of ``tiny_model(architecture)`` with its weights stored as ``name``."""
+    return quantize_weights(traces.optimized(architecture), name, VOCAB_SIZE)
 
 
 def _logits(graph: ir.Model, spec: ModelSpec, ids: Array, folder: Path) -> Array:
     ir.save(graph, folder / "model.onnx", external_data="model.onnx.data")
-    binding = OrtEngine(folder / "model.onnx", model_contract(spec), threads=1).open(0)
+    binding = OrtEngine(folder / "model.onnx", model_contract(spec), threads=1).open()
     host, count = binding.host, len(ids)
     host[INPUT_IDS][0, :count], host[POSITION_IDS][0, :count] = ids, np.arange(count)
     host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = count - 1, count
@@ -95,14 +92,13 @@ def _logits(graph: ir.Model, spec: ModelSpec, ids: Array, folder: Path) -> Array
 @pytest.mark.parametrize("architecture", ["llama", "llama-tied", "qwen2", "gemma3"])
 @pytest.mark.parametrize("name", BLOCKWISE)
 def test_the_graph_answers_as_the_model_with_rounded_weights(
-    architecture: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, name: str, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With activations in fp32 (accuracy level 0), so that only the weights differ from the torch model's own."""
     monkeypatch.setattr(blocks, "ACCURACY_LEVEL", 0)
     model = tiny_model(architecture)
-    spec = ModelSpec(VOCAB_SIZE, 64, 64 + 8, 32, NUM_IDS, "float32", observe(model.config).kv_layers)
     ids = np.random.default_rng(2).integers(3, VOCAB_SIZE, NUM_IDS)
-    got = _logits(_graph(model, spec, name), spec, ids, tmp_path)
+    got = _logits(tiny_graph(traces, architecture, name), tiny_spec(model), ids, tmp_path)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         for module in model.modules():
@@ -117,10 +113,8 @@ def test_the_graph_answers_as_the_model_with_rounded_weights(
 
 
 @pytest.mark.parametrize("name", sorted(QUANTIZATIONS))
-def test_nothing_large_is_left_in_fp32(name: str, tmp_path: Path) -> None:
-    model = tiny_model("llama-tied")
-    spec = ModelSpec(VOCAB_SIZE, 64, 64 + 8, 32, NUM_IDS, "float32", observe(model.config).kv_layers)
-    graph = _graph(model, spec, name)
+def test_nothing_large_is_left_in_fp32(name: str, traces: Traces) -> None:
+    graph = tiny_graph(traces, "llama-tied", name)
     values = [v for v in graph.graph.initializers.values() if v.const_value is not None]
     large = {
         str(v.name): v.dtype
@@ -137,21 +131,13 @@ def test_nothing_large_is_left_in_fp32(name: str, tmp_path: Path) -> None:
     assert len(tables) == 1, "a tied table is stored once"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("quantize") / "model")
-
-
 @pytest.mark.parametrize(
     ("quantize_target", "draft"),
     [("int8", "ngram"), ("w8a8", "ngram"), ("int4", "self:int8"), ("none", "self:int8"), ("none", "self:int4")],
 )
-def test_quantized_bundles_generate_their_target_s_own_text(
-    quantize_target: str, draft: str, model: Path, tmp_path: Path
-) -> None:
-    options = ExportOptions(str(model), tmp_path / "b", draft, 4, quantize=quantize_target, prefill_chunk=64)
-    manifest = export(options)
-    assert manifest == manifest_from_bundle(tmp_path / "b")
+def test_quantized_bundles_generate_their_target_s_own_text(quantize_target: str, draft: str, exports: Exports) -> None:
+    bundle = exports.bundle(exports.model(), draft, quantize=quantize_target, prefill_chunk=64)
+    manifest = manifest_from_bundle(bundle)
     assert manifest.target.quantization == quantize_target
     most_kl, most_bytes = {
         "none": (1e-6, 450_000),
@@ -164,7 +150,7 @@ def test_quantized_bundles_generate_their_target_s_own_text(
     if ":" in draft:
         assert manifest.draft.model is not None
         assert (manifest.draft.kind, manifest.draft.model.quantization) == ("model", draft.partition(":")[2])
-    with specrt.load(tmp_path / "b", threads=1) as runtime:
+    with specrt.load(bundle, threads=1) as runtime:
         prompt = "In the morning the birds sing"
         for temperature, seed in ((0.0, None), (0.8, 3)):
             ways = [

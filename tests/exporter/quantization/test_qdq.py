@@ -14,32 +14,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.engines.contract import LOGITS, STANDARD_DIALECT, ModelSpec, model_contract
+from specrt.engines.contract import LOGITS, STANDARD_DIALECT, model_contract
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
 from specrt.exporter.options import ExportOptions
 from specrt.exporter.parity.fp32_copy import widen
 from specrt.exporter.parity.precision import cast_weights
-from specrt.exporter.passes import optimize
 from specrt.exporter.passes.graph import bytes_per_pass
 from specrt.exporter.quantization.qdq import LAYOUTS, TABLE, Layout, dequantize_weights, rounded
-from specrt.exporter.tracing.observe import observe
-from specrt.exporter.tracing.trace import trace
 from tests.exporter.passes.passes_on_ort import Passes
-from tests.exporter.tracing.architectures import VOCAB_SIZE
-from tests.exporter.tracing.test_standard import (
-    HALF_TOLERANCE,
-    MAX_SEQ_LEN,
-    PAST,
-    TOLERANCE,
-    W,
-    nodes_of,
-    rounded_model,
-)
+from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
+from tests.exporter.tracing.test_standard import HALF_TOLERANCE, PAST, TOLERANCE, nodes_of
+from tests.exporter.tracing.traces import Traces, W, rounded_model, tiny_spec
 
 NAMES = sorted(LAYOUTS)
-ARCHITECTURES = ["llama-tied", "qwen2", "gpt2"]
-OTHERS = ["gemma3", "phi3", "cohere"]  # each with something of its own: tables, packed weights, scaled logits
+ARCHITECTURES = ["llama", "llama-tied", "gpt2"]
+# Each with something of its own: tables, packed weights, biases, scaled logits.
+OTHERS = ["gemma2-head-of-12", "phi3-longrope"]
+SLOW = ["qwen2", "gemma3", "phi3", "cohere"]
 
 
 def layout_of(name: str, shape: tuple[int, ...]) -> Layout:
@@ -88,24 +80,20 @@ def test_weights_are_off_by_about_half_a_step(
         assert (error[start : start + group] <= most + 1e-6).all()
 
 
-def quantized_graph(name: str, model: object, spec: ModelSpec) -> ir.Model:
-    return dequantize_weights(optimize(trace(model, spec), spec), name, spec.vocab_size)
-
-
-def spec_of(model: object, dtype: str) -> ModelSpec:
-    layers = observe(model.config).kv_layers  # type: ignore[attr-defined]
-    return ModelSpec(VOCAB_SIZE, MAX_SEQ_LEN, MAX_SEQ_LEN + W - 1, 120, W, dtype, layers, STANDARD_DIALECT)
+def quantized_graph(traces: Traces, architecture: str, name: str, dtype: str = "float16") -> ir.Model:
+    """The graph of a tiny model with its weights stored as ``name``."""
+    return dequantize_weights(traces.optimized(architecture, dtype, STANDARD_DIALECT), name, VOCAB_SIZE)
 
 
 class Quantized:
     """A tiny model's graph in fp16, its copy, and torch's fp32 logits [L, V] with the same rounded weights."""
 
-    def __init__(self, architecture: str, name: str, folder: Path) -> None:
+    def __init__(self, traces: Traces, architecture: str, name: str, folder: Path) -> None:
         self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, max(PAST) + W)
         model = rounded_model(architecture, torch.float16)
         self.is_tied = model.config.tie_word_embeddings
-        self.spec = spec_of(model, "float16")
-        graph = quantized_graph(name, model, self.spec)
+        self.spec = tiny_spec(model, "float16", STANDARD_DIALECT)
+        graph = quantized_graph(traces, architecture, name)
         self.graph = graph
         ir.save(graph, folder / "half.onnx", external_data="half.data")
         self.half = Passes(folder / "half.onnx", self.spec, self.ids)
@@ -137,9 +125,9 @@ def round_model(model: torch.nn.Module, name: str) -> None:
 
 
 @pytest.fixture(scope="module", params=[(a, n) for a in ARCHITECTURES for n in NAMES], ids=lambda p: f"{p[0]}-{p[1]}")
-def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
+def quantized(request: pytest.FixtureRequest, traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
     architecture, name = request.param
-    return Quantized(architecture, name, tmp_path_factory.mktemp("quantized"))
+    return Quantized(traces, architecture, name, tmp_path_factory.mktemp("quantized"))
 
 
 @pytest.mark.parametrize("precision", ["fp32_copy", "half"])
@@ -163,11 +151,10 @@ def test_every_matrix_is_stored_in_integers_and_once(quantized: Quantized) -> No
     assert len(tables) == (1 if quantized.is_tied else 2)
 
 
-def test_a_pass_reads_all_but_a_table_that_only_lookups_read() -> None:
+def test_a_pass_reads_all_but_a_table_that_only_lookups_read(traces: Traces) -> None:
     read = {}
     for architecture in ("llama", "llama-tied"):
-        model = rounded_model(architecture, torch.float16)
-        graph = quantized_graph("int8", model, spec_of(model, "float16"))
+        graph = quantized_graph(traces, architecture, "int8")
         matrices = [
             v.const_value.nbytes
             for v in graph.graph.initializers.values()
@@ -179,20 +166,17 @@ def test_a_pass_reads_all_but_a_table_that_only_lookups_read() -> None:
     assert abs(read["llama"] - read["llama-tied"]) <= 64  # shapes and the scale of 1
 
 
-def test_bf16_graph_is_the_fp16_graph_but_for_dtypes() -> None:
-    graphs = []
-    for dtype, name in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
-        model = rounded_model("qwen2", dtype)
-        graphs.append(nodes_of(quantized_graph("int4", model, spec_of(model, name))))
-    assert graphs[0] == graphs[1]
+def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(traces: Traces) -> None:
+    names = ("float16", "bfloat16")
+    half, brain = (nodes_of(quantized_graph(traces, "gemma2-head-of-12", "int4", name)) for name in names)
+    assert half == brain
 
 
-@pytest.mark.parametrize("architecture", OTHERS)
-def test_other_architectures_run(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", [*OTHERS, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+def test_other_architectures_run(architecture: str, traces: Traces, tmp_path: Path) -> None:
     """The graph loads, honours the contract, and its logits are finite."""
-    model = rounded_model(architecture, torch.float16)
-    spec = spec_of(model, "float16")
-    ir.save(quantized_graph("int4", model, spec), tmp_path / "m.onnx", external_data="m.data")
+    spec = tiny_spec(tiny_model(architecture), "float16", STANDARD_DIALECT)
+    ir.save(quantized_graph(traces, architecture, "int4"), tmp_path / "m.onnx", external_data="m.data")
     passes = Passes(tmp_path / "m.onnx", spec, np.arange(3, 12))
     assert passes.engine.contract == model_contract(spec)
     logits = passes.logits(4, [2, 1])

@@ -10,14 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.engines.contract import ModelSpec
 from specrt.engines.interface import Array
+from specrt.exporter.passes import optimize
 from specrt.exporter.quantization import blocks
-from specrt.exporter.quantization.blocks import QUANTIZATIONS, TABLE
+from specrt.exporter.quantization.blocks import QUANTIZATIONS, TABLE, quantize_weights
 from specrt.exporter.quantization.rounding import Rounded, round_blocks, share_on_grid, symmetric_scales
-from specrt.exporter.tracing.observe import observe
-from tests.exporter.quantization.test_blocks import _graph, _logits, dequantized
+from specrt.exporter.tracing.trace import trace
+from tests.exporter.quantization.test_blocks import _logits, dequantized
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
+from tests.exporter.tracing.traces import tiny_spec
 
 SIZE = 32
 
@@ -127,7 +128,7 @@ def test_symmetric_scales_lose_less_than_the_largest_weight_s(seed: int) -> None
     assert error(symmetric_scales(blocks, 7)) <= error(np.abs(blocks).max(-1) / 7)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("architecture", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_a_graph_with_offsets_answers_as_the_weights_it_was_made_of(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,15 +148,16 @@ def test_a_graph_with_offsets_answers_as_the_weights_it_was_made_of(
                 assert columns % SIZE == 0
                 rounded = on_a_grid(rng, rows, columns // SIZE) * 0.2
             weight.data = torch.from_numpy(rounded.copy())
-    spec = ModelSpec(VOCAB_SIZE, 64, 64 + 8, 32, 9, "float32", observe(model.config).kv_layers)
+    spec = tiny_spec(model)
     ids = rng.integers(3, VOCAB_SIZE, 9)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].numpy()
-    graph = _graph(model, spec, "int4")
+    plain = optimize(trace(model, spec), spec)
+    graph = quantize_weights(plain.clone(), "int4", VOCAB_SIZE)
     assert sum(node.op_type == "ReduceSum" for node in graph.graph) == 4 * len(spec.kv_layers)
     with_offsets = np.abs(_logits(graph, spec, ids, tmp_path) - expected).max()
     monkeypatch.setattr(blocks, "WORTH_OFFSETS", 2)
-    without = np.abs(_logits(_graph(model, spec, "int4"), spec, ids, tmp_path) - expected).max()
+    without = np.abs(_logits(quantize_weights(plain, "int4", VOCAB_SIZE), spec, ids, tmp_path) - expected).max()
     assert with_offsets < without / 3
     assert QUANTIZATIONS["int4"].block_size == SIZE

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specrt.engines.interface import Array
-from specrt.exporter.export import export
-from specrt.exporter.options import ExportOptions
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.passes.graph import replace_node
 from specrt.exporter.quantization.w8a8 import integer_matmul, rounded_columns
-from tests.tiny import save_tiny_model
+from tests.exports import Exports
 
 
 def session_of(weight: Array) -> ort.InferenceSession:
@@ -79,10 +78,9 @@ def test_no_weight_is_off_by_more_than_half_a_step(shape: tuple[int, int], seed:
     assert (np.abs(integers * scales - weight) <= 0.51 * scales + 1e-30).all()
 
 
-def test_a_bundle_in_w8a8_says_what_it_costs(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "model")
-    plain = export(ExportOptions(str(model), tmp_path / "plain", prefill_chunk=64))
-    manifest = export(ExportOptions(str(model), tmp_path / "b", prefill_chunk=64, quantize="w8a8"))
+def test_a_bundle_in_w8a8_says_what_it_costs(exports: Exports, tiny_bundle: Path) -> None:
+    plain = manifest_from_bundle(tiny_bundle)
+    manifest = manifest_from_bundle(exports.bundle(exports.model(), quantize="w8a8", prefill_chunk=64))
     assert manifest.target.quantization == "w8a8"
     assert 0 < manifest.target.parity.mean_kl < 0.2
     assert manifest.target.weights_bytes < 0.6 * plain.target.weights_bytes

@@ -113,7 +113,7 @@ def halving(rng: np.random.Generator, vocab_size: int) -> Array:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafted block for the samplers ``token`` and ``block``, and what the oracle is given of it."""
+    """A drafted block for the sampler ``block``, and what the oracle is given of it."""
 
     p: Array  # [K + 1, V]
     q: Array  # [K, V]

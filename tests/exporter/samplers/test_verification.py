@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from specrt.engines import numpy_samplers
 from specrt.engines.contract import LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.engines.interface import Array
-from specrt.engines.samplers import BLOCK, CHUNK, MATCH, MATCH_SAMPLED, NUM_UNIFORMS, PROBS, TOKEN, UNIFORMS, WITHIN
+from specrt.engines.samplers import BLOCK, CHUNK, MATCH, MATCH_SAMPLED, NUM_UNIFORMS, PROBS, UNIFORMS, WITHIN
 from tests.exporter.samplers.samplers_on_ort import (
     BELOW_ONE,
     MAX_K,
@@ -27,11 +25,9 @@ from tests.exporter.samplers.samplers_on_ort import (
 )
 
 NEAR_EDGE = 1e-5
-RULES: dict[str, Any] = {TOKEN: numpy_samplers.token, BLOCK: numpy_samplers.block}
 KINDS = ["any", "equal", "one-hot p", "one-hot p at x", "one-hot q", "disjoint"]
 vocab_sizes = st.sampled_from(VOCAB_SIZES)
 kinds = st.lists(st.sampled_from(KINDS), max_size=MAX_K)
-each_rule = pytest.mark.parametrize("name", RULES)
 
 
 def one_hot(place: int, vocab_size: int) -> Array:
@@ -75,45 +71,41 @@ def drafted_case(seed: int, vocab_size: int, kinds: list[str], on_grid: bool) ->
     return Drafted(p, q, np.array([row[2] for row in rows], np.int64), uniforms[:-2], (chunk, within))
 
 
-def check(name: str, case: Drafted, k: int, seed: int) -> None:
-    outputs = sampler(name, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
-    assert judged(outputs) == RULES[name](*case.for_oracle)
+def check(case: Drafted, k: int, seed: int) -> None:
+    outputs = sampler(BLOCK, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
+    assert judged(outputs) == numpy_samplers.block(*case.for_oracle)
 
 
-# --- token and block -----------------------------------------------------------------------------------------------
+# --- block ---------------------------------------------------------------------------------------------------------
 
 
-@each_rule
 @settings(max_examples=150)
 @given(seeds, vocab_sizes, st.lists(st.sampled_from(KINDS), max_size=3), st.sampled_from([3, MAX_K]))
 def test_exact_cases_agree_at_every_uniform_edges_included(
-    name: str, seed: int, vocab_size: int, kinds: list[str], k: int
+    seed: int, vocab_size: int, kinds: list[str], k: int
 ) -> None:
-    check(name, drafted_case(seed, vocab_size, kinds, on_grid=True), k, seed)
+    check(drafted_case(seed, vocab_size, kinds, on_grid=True), k, seed)
 
 
-@each_rule
 @settings(max_examples=150)
 @given(seeds, vocab_sizes, kinds)
-def test_dyadic_cases_of_any_length_agree(name: str, seed: int, vocab_size: int, kinds: list[str]) -> None:
-    check(name, drafted_case(seed, vocab_size, kinds, on_grid=False), MAX_K, seed)
+def test_dyadic_cases_of_any_length_agree(seed: int, vocab_size: int, kinds: list[str]) -> None:
+    check(drafted_case(seed, vocab_size, kinds, on_grid=False), MAX_K, seed)
 
 
-@each_rule
 @pytest.mark.parametrize("k", range(1, MAX_K + 1))
-def test_a_sampler_serves_every_row_count_up_to_its_own(name: str, k: int) -> None:
+def test_a_sampler_serves_every_row_count_up_to_its_own(k: int) -> None:
     for seed in range(4):
         for num_drafted in range(k + 1):
-            check(name, drafted_case(seed, 7, ["any"] * num_drafted, on_grid=False), k, seed)
+            check(drafted_case(seed, 7, ["any"] * num_drafted, on_grid=False), k, seed)
 
 
-@each_rule
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES[1:])
 @pytest.mark.parametrize(
     ("log_shift", "is_rounding"), [(-25, True), (-24, True), (-23, False), (-20, False), (-12, False)]
 )
 def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
-    name: str, vocab_size: int, log_shift: int, is_rounding: bool
+    vocab_size: int, log_shift: int, is_rounding: bool
 ) -> None:
     """p is q, but for a power of two that goes from the drafted id to the last one."""
     q = np.zeros((1, vocab_size), np.float32)
@@ -122,28 +114,28 @@ def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
     p[0, [0, -1]] += -(2.0**log_shift), 2.0**log_shift
     for uniform in (0.1, 0.4, 0.7, 0.9):
         case = Drafted(p, q, np.array([0]), np.array([BELOW_ONE], np.float32), (0.0, uniform))
-        check(name, case, MAX_K, 0)
-        accepted, token = RULES[name](*case.for_oracle)
+        check(case, MAX_K, 0)
+        accepted, token = numpy_samplers.block(*case.for_oracle)
         assert accepted == 0
         assert token == (numpy_samplers.draw(p[0], 0.0, uniform) if is_rounding else vocab_size - 1)
 
 
-def margin(name: str, case: Drafted) -> float:
+def margin(case: Drafted) -> float:
     """How far the uniforms are from where a decision turns, and the sums from where rounding rules; in fp64."""
     p, q = case.p.astype(np.float64), case.q.astype(np.float64)
     distances = [np.inf]
     prefixes = [1.0]
     for i, (x, eta) in enumerate(zip(case.drafted, case.eta, strict=True), 1):
         ratio = p[i - 1, x] / q[i - 1, x]
-        prefixes.append(min(prefixes[-1] * ratio, 1.0) if name == BLOCK else 1.0)
-        chance = ratio if name == TOKEN else prefixes[-1]
-        if name == BLOCK and i < len(q):
+        prefixes.append(min(prefixes[-1] * ratio, 1.0))
+        chance = prefixes[-1]
+        if i < len(q):
             missing = np.maximum(prefixes[-1] * p[i] - q[i], 0).sum()
             rest = missing + 1 - prefixes[-1]
             distances.append(rest or np.inf)
             chance = missing / rest if rest else 1.0
         distances.append(abs(eta - chance))
-    accepted, _ = RULES[name](*case.for_oracle)
+    accepted, _ = numpy_samplers.block(*case.for_oracle)
     weights = p[accepted]
     if accepted < len(q):
         residual = np.maximum(prefixes[accepted] * p[accepted] - q[accepted], 0)
@@ -163,7 +155,6 @@ def distance_to_draw(weights: Array, final: tuple[float, float]) -> float:
     return float(min(*(part.min() if part.size else np.inf for part in inside), np.inf))
 
 
-@each_rule
 @settings(max_examples=150)
 @given(
     seeds,
@@ -174,7 +165,7 @@ def distance_to_draw(weights: Array, final: tuple[float, float]) -> float:
     st.sampled_from([0.0, 0.3, 2.0]),
 )
 def test_cases_from_logits_agree_away_from_the_edges(
-    name: str, seed: int, vocab_size: int, k: int, scale: float, top_k: int, noise: float
+    seed: int, vocab_size: int, k: int, scale: float, top_k: int, noise: float
 ) -> None:
     rng = np.random.default_rng(seed)
     target = rng.normal(0, scale, (k + 1, vocab_size)).astype(np.float32)
@@ -184,21 +175,8 @@ def test_cases_from_logits_agree_away_from_the_edges(
     drafted = np.array([numpy_samplers.draw(row, rng.random(), rng.random()) for row in q], np.int64)
     chunk, within = random_uniforms(rng, 2, on_grid=False).tolist()
     case = Drafted(p, q, drafted, random_uniforms(rng, k, on_grid=False), (chunk, within))
-    assume(margin(name, case) > NEAR_EDGE)
-    check(name, case, MAX_K, seed)
-
-
-def test_a_shorter_draft_is_judged_alike_as_far_as_it_goes() -> None:
-    """``token`` alone: ``block`` looks ahead."""
-    for seed in range(20):
-        case = drafted_case(seed, 1500, ["any"] * MAX_K, on_grid=False)
-        results = []
-        for k in range(MAX_K + 1):
-            shorter = Drafted(case.p[: k + 1], case.q[:k], case.drafted[:k], case.eta[:k], case.final)
-            results.append(judged(sampler(TOKEN, 1500).run(shorter.inputs(np.random.default_rng(seed)))))
-        accepted, token = results[-1]
-        assert [n for n, _ in results] == [min(k, accepted) for k in range(MAX_K + 1)]
-        assert {y for k, (_, y) in enumerate(results) if k > accepted} <= {token}
+    assume(margin(case) > NEAR_EDGE)
+    check(case, MAX_K, seed)
 
 
 # --- match ---------------------------------------------------------------------------------------------------------

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 import specrt
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.engines.progress import Silent
 from specrt.exporter.sources import merging
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted, find_adapted_config, find_adapter
 from specrt.exporter.sources.merging import load_adapted
 from tests.exporter.tiny_pair import export_tiny
+from tests.progress import KeptProgress
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
 IDS = torch.arange(40)[None]
@@ -62,16 +62,6 @@ def next_to(base: Path, adapter: Path) -> Any:
 
 def merged(target: Path, **choice: Any) -> Any:
     return load_adapted(find_adapted(str(target), choice=AdapterChoice(**choice)), torch.float32).model
-
-
-class Noting(Silent):
-    """Progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +260,9 @@ def test_an_adapter_of_zeros_is_noted(base: Path, adapter: Path, tmp_path: Path)
     zeros = _changed(adapter, tmp_path / "zeros")
     _with_tensors(zeros, lambda t: {n: w * ("lora_A" in n) for n, w in t.items()})
     for folder, count in ((zeros, 1), (adapter, 0)):
-        progress = Noting()
+        progress = KeptProgress()
         load_adapted(find_adapted(str(base), choice=AdapterChoice(str(folder))), torch.float32, progress)
-        assert sum("changes no weight" in line for line in progress.lines) == count
+        assert sum("changes no weight" in line for line in progress.notes) == count
 
 
 def test_without_peft_the_extra_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

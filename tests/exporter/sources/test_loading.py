@@ -17,22 +17,9 @@ from specrt.exporter.sources.loading import load_model
 from tests.exporter.sources.folders import Tensors, change_config, change_weights, load, save_model, source_of
 from tests.exporter.sources.gguf.gguf_models import write_gguf
 from tests.exporter.tracing.architectures import ROWS, tiny_model
+from tests.progress import KeptProgress
 
 PACKED = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
-
-
-class Notes:
-    """Progress that keeps its notes."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def step(self, name: str, total: int | None = None) -> None: ...
-
-    def advance(self, amount: int) -> None: ...
-
-    def note(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def without(*names: str) -> Callable[[Tensors], Tensors]:
@@ -143,9 +130,9 @@ def test_tensors_that_are_rightly_unread_are_noted(case: str, tmp_path: Path) ->
     folder = save_model(tmp_path / "m", name)
     change_weights(folder, change)
     change_config(folder, **config)
-    notes = Notes()
+    notes = KeptProgress()
     load_model(source_of(folder), torch.float32, notes)
-    assert len(notes.lines) == 1 and re.search(message, notes.lines[0])
+    assert len(notes.notes) == 1 and re.search(message, notes.notes[0])
 
 
 def test_a_mask_that_is_not_causal_is_refused(tmp_path: Path) -> None:
@@ -197,11 +184,11 @@ def test_a_tied_head_in_the_file_counts_as_it_is(tmp_path: Path) -> None:
     change_weights(folder, lambda tensors: {**tensors, "lm_head.weight": embedding.detach().clone()})
     load(folder)
     change_weights(folder, lambda tensors: {**tensors, "lm_head.weight": embedding.detach() + 1})
-    notes = Notes()
+    notes = KeptProgress()
     loaded = load_model(source_of(folder), torch.float32, notes).model
     assert torch.equal(loaded.lm_head.weight, embedding + 1)
     assert torch.equal(loaded.model.embed_tokens.weight, embedding)
-    assert "lm_head.weight" in notes.lines[0] and "tie_word_embeddings" in notes.lines[0]
+    assert "lm_head.weight" in notes.notes[0] and "tie_word_embeddings" in notes.notes[0]
 
 
 @pytest.fixture(scope="module")

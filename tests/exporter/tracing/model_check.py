@@ -75,7 +75,7 @@ def _feed(binding: Any, ids: Array, start: int, rows: int) -> Array:
 
 def _logits(engine: OrtEngine, ids: Array) -> Array:
     """Logits [N, V] of ``ids`` [N], in passes of several widths on a growing cache."""
-    binding = engine.open(0)
+    binding = engine.open()
     rows: list[Array] = []
     start = 0
     while start < len(ids):
@@ -87,7 +87,7 @@ def _logits(engine: OrtEngine, ids: Array) -> Array:
 
 
 def _greedy(engine: OrtEngine, prompt: Array) -> list[int]:
-    binding = engine.open(0)
+    binding = engine.open()
     found = [int(_feed(binding, prompt, 0, 1)[0].argmax())]
     while len(found) < NUM_IDS:
         start = len(prompt) + len(found) - 1

@@ -10,16 +10,13 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from specrt.engines.contract import LOGITS, ModelSpec, model_contract
+from specrt.engines.contract import LOGITS, model_contract
 from specrt.engines.interface import Array, write_pass
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.exporter.passes import optimize
-from specrt.exporter.tracing.observe import observe
-from specrt.exporter.tracing.trace import trace
 from tests.exporter.tracing.architectures import VOCAB_SIZE, each_row, tiny_model
+from tests.exporter.tracing.traces import Traces, W, tiny_spec
 
 PAST = (0, 1, 5, 100)
-W = 9
 LENGTH = max(PAST) + W
 TOLERANCE = 2e-5  # of the largest logit; the prototype measured at most 5e-6
 
@@ -27,13 +24,12 @@ TOLERANCE = 2e-5  # of the largest logit; the prototype measured at most 5e-6
 class Exported:
     """A tiny model, its graph on ONNX Runtime, and the ids both are fed."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, traces: Traces, name: str, folder: Path) -> None:
         self.model = tiny_model(name)
         self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, LENGTH)
         self.expected = self._reference()
-        layers = observe(self.model.config).kv_layers
-        self.spec = ModelSpec(VOCAB_SIZE, 200, 200 + W - 1, 120, W, "float32", layers)
-        self.graph = optimize(trace(self.model, self.spec), self.spec)
+        self.spec = tiny_spec(self.model)
+        self.graph = traces.optimized(name)
         ir.save(self.graph, folder / "model.onnx", external_data="model.onnx.data")
         self.engine = OrtEngine(folder / "model.onnx", model_contract(self.spec), threads=1)
 
@@ -45,7 +41,7 @@ class Exported:
 
     def logits(self, past: int, widths: list[int]) -> Array:
         """Logits of the passes of ``widths`` after ``past`` tokens that were fed before, all rows kept."""
-        binding = self.engine.open(0)
+        binding = self.engine.open()
         try:
             if past:
                 self._feed(binding, 0, past, 1)
@@ -66,8 +62,8 @@ class Exported:
 
 
 @pytest.fixture(scope="module", params=each_row())
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(request.param, tmp_path_factory.mktemp(request.param))
+def exported(request: pytest.FixtureRequest, traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(traces, request.param, tmp_path_factory.mktemp(request.param))
 
 
 def test_rows_equal_single_rows_equal_no_cache(exported: Exported) -> None:

@@ -69,7 +69,7 @@ def test_ties_are_broken_alike_in_passes_of_all_widths(tmp_path: Path) -> None:
     assert np.abs(one[: len(pairs)] - pairs).max() <= TOLERANCE * scale
 
 
-@pytest.mark.parametrize("dialect", [ONNXRUNTIME_DIALECT, STANDARD_DIALECT])
+@pytest.mark.parametrize("dialect", [ONNXRUNTIME_DIALECT, pytest.param(STANDARD_DIALECT, marks=pytest.mark.slow)])
 def test_experts_that_no_operator_expresses_are_computed_densely(dialect: str, tmp_path: Path) -> None:
     mixture = Mixture("qwen3_moe", dialect, hidden_act="gelu")
     assert not any(node.op_type == "MoE" for node in mixture.graph.graph)

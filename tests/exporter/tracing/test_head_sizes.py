@@ -20,6 +20,7 @@ from specrt.exporter.tracing.observe import observe
 from specrt.exporter.tracing.state import AttentionSite
 from tests.exporter.tracing.architectures import tiny_config
 from tests.exporter.tracing.model_check import TOLERANCE, compare
+from tests.exports import Exports
 from tests.tiny import save_tiny_model
 
 SIZES = {1: 8, 2: 8, 4: 8, 5: 8, 6: 8, 7: 8, 8: 8, 12: 16, 20: 24, 64: 64, 100: 104, 250: 256, 576: 576}
@@ -56,8 +57,8 @@ def test_a_scale_of_the_padded_size_would_be_seen(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("heads") / "model", head_dim=12)
+def model(exports: Exports) -> Path:
+    return exports.model(head_dim=12)
 
 
 @pytest.fixture(scope="module")

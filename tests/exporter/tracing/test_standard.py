@@ -15,34 +15,20 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from specrt.engines.contract import LOGITS, STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import LOGITS, STANDARD_DIALECT
 from specrt.engines.interface import Array, write_pass
 from specrt.exporter.parity.fp32_copy import widen
 from specrt.exporter.parity.precision import cast_weights
-from specrt.exporter.passes import optimize
-from specrt.exporter.tracing.observe import observe
-from specrt.exporter.tracing.trace import trace
 from tests.exporter.passes.passes_on_ort import Passes
-from tests.exporter.tracing.architectures import VOCAB_SIZE, WINDOW, each_row, tiny_model
+from tests.exporter.tracing.architectures import VOCAB_SIZE, WINDOW, each_row
+from tests.exporter.tracing.traces import Traces, W, rounded_model, tiny_spec
 
 PAST = (0, 1, 5, 100)
-W = 9
 LENGTH = max(PAST) + W
 TOLERANCE = 2e-5  # of the largest logit, in fp32
 HALF_TOLERANCE = 3e-2
-MAX_SEQ_LEN = 200
 # Families that overflow in fp16, slow as each takes two exports, and one that is there anyway.
 BF16 = ("gemma2-head-of-12", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "gemma3")))
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "granite": {"residual_multiplier": 0.75},  # a number of fp16: in the graph it is a constant of that type
-}
-
-
-def rounded_model(name: str, dtype: torch.dtype) -> Any:
-    """A tiny model with weights in ``dtype``; buffers, such as rope frequencies, stay in fp32, as when it is loaded."""
-    model = tiny_model(name, **OVERRIDES.get(name, {}))
-    cast_weights(model, dtype)
-    return model
 
 
 def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
@@ -59,7 +45,7 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
 class Exported:
     """A tiny model's graph in fp16 and its copy on ONNX Runtime, and what torch says in fp32."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, traces: Traces, name: str, folder: Path) -> None:
         self.name = name
         self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, LENGTH)
         with torch.no_grad():
@@ -68,10 +54,8 @@ class Exported:
             tokens = torch.from_numpy(self.ids)[None]
             self.expected: Array = model(input_ids=tokens, use_cache=False).logits[0].numpy()
         self.scale = np.abs(self.expected).max()
-        cast_weights(model, torch.float16)
-        layers = observe(model.config).kv_layers
-        self.spec = ModelSpec(VOCAB_SIZE, MAX_SEQ_LEN, MAX_SEQ_LEN + W - 1, 120, W, "float16", layers, STANDARD_DIALECT)
-        graph = optimize(trace(model, self.spec), self.spec)
+        self.spec = tiny_spec(model, "float16", STANDARD_DIALECT)
+        graph = traces.optimized(name, "float16", STANDARD_DIALECT)
         self.nodes, self.opsets = nodes_of(graph), dict(graph.opset_imports)
         ir.save(graph, folder / "half.onnx", external_data="half.data")
         self.half = Passes(folder / "half.onnx", self.spec, self.ids)
@@ -81,8 +65,8 @@ class Exported:
 
 
 @pytest.fixture(scope="module", params=each_row())
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(request.param, tmp_path_factory.mktemp(request.param))
+def exported(request: pytest.FixtureRequest, traces: Traces, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return Exported(traces, request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("precision", ["fp32_copy", "half"])
@@ -106,19 +90,17 @@ def test_only_standard_operators(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("exported", BF16, indirect=True)
-def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(exported: Exported) -> None:
-    model = rounded_model(exported.name, torch.bfloat16)
-    spec = replace(exported.spec, dtype="bfloat16")
-    graph = optimize(trace(model, spec), spec)
+def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(exported: Exported, traces: Traces) -> None:
+    graph = traces.optimized(exported.name, "bfloat16", STANDARD_DIALECT)
     types = [value.type.dtype for value in graph.graph.outputs if value.type is not None]
-    assert types == [ir.DataType.FLOAT] + [ir.DataType.BFLOAT16] * 2 * len(spec.kv_layers)
+    assert types == [ir.DataType.FLOAT] + [ir.DataType.BFLOAT16] * 2 * len(exported.spec.kv_layers)
     assert nodes_of(graph) == exported.nodes
 
 
-def test_stale_slots_are_not_seen(tmp_path: Path) -> None:
+def test_stale_slots_are_not_seen(traces: Traces, tmp_path: Path) -> None:
     """Rollback is an assignment: what is beyond the positions of a pass, or behind its window, changes nothing."""
-    exported = Exported("mistral", tmp_path)
-    binding = exported.fp32_copy.engine.open(0)
+    exported = Exported(traces, "mistral", tmp_path)
+    binding = exported.fp32_copy.engine.open()
     passes = []
     for stale in (0.0, 1e3):
         for name, buffer in binding.host.items():

@@ -1,4 +1,4 @@
-"""``token`` and ``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
+"""``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
 
 A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact
 distribution of the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test,
@@ -17,13 +17,11 @@ import pytest
 from specrt.engines.interface import Array
 from specrt.engines.samplers import DRAFT_PROBS
 from specrt.runtime.drafting.drafters import ModelDrafter
-from specrt.runtime.result import Stats
-from specrt.runtime.round import generate_tokens
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.uniforms import Uniforms
-from specrt.runtime.sampling.verifier import draft_probs
 from specrt.runtime.settings import Settings
-from specrt.runtime.target import Draft
-from tests.runtime.fakes import Logits, Pair, hashed_logits, limits_of, noisy, pair_of
+from tests.runtime.fakes import Draft, Logits, Pair, hashed_logits, limits_of, noisy, pair_of
 from tests.runtime.plain import distribution, penalized
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
@@ -60,12 +58,12 @@ def tokens_of_runs(
     for seed in range(num_runs):
         seeded = replace(settings, seed=seed)
         target = pair.begin_target(seeded, PROMPT)
-        drafting = drafter(make_draft(pair, seeded), pair.engine.spec.vocab_size)
-        tokens = list(PROMPT)
-        for _ in generate_tokens(tokens, target, drafting, limits, Stats()):
-            if len(tokens) >= len(PROMPT) + length:
+        drafting = drafter(*make_draft(pair, seeded), pair.engine.spec.vocab_size)
+        completion = limits.completion(PROMPT)
+        for _ in generate_rounds(completion, target, drafting):
+            if len(completion.new_tokens) >= length:
                 break
-        found[tuple(tokens[len(PROMPT) :][:length])] += 1
+        found[tuple(completion.new_tokens[:length])] += 1
     return found
 
 
@@ -108,20 +106,19 @@ class Experiment:
 ROUNDS, WIDE = Experiment(3, 4), Experiment(8, 2)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     ("experiment", "changes", "num_runs"),
     [
-        (ROUNDS, {}, 2500),
-        (WIDE, {"num_speculative_tokens": 1, "reproducible": True}, 1500),
-        (ROUNDS, {"top_p": 0.9, **PENALTIES}, 1200),
+        (ROUNDS, {}, 1500),
+        (WIDE, {"num_speculative_tokens": 1, "reproducible": True}, 1000),
+        (ROUNDS, {"top_p": 0.9, **PENALTIES}, 1000),
     ],
     ids=["two rounds", "eight ids", "processed"],
 )
 def test_the_first_tokens_have_the_target_s_distribution(
-    rule: str, experiment: Experiment, changes: dict[str, Any], num_runs: int
+    experiment: Experiment, changes: dict[str, Any], num_runs: int
 ) -> None:
-    assert experiment.excess(replace(SETTINGS, rule=rule, **changes), num_runs) < NORMAL_QUANTILE
+    assert experiment.excess(replace(SETTINGS, **changes), num_runs) < NORMAL_QUANTILE
 
 
 class Mixed(ModelDrafter):
@@ -130,25 +127,24 @@ class Mixed(ModelDrafter):
     is_sampled = True
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        self.is_sampled = len(committed) % 2 == 0 or k == 0
+        self.is_sampled = len(committed) % 2 == 0
         return super().propose(committed, k) if self.is_sampled else [1, 0, 1][:k]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 2000, drafter=Mixed) < NORMAL_QUANTILE
+def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution() -> None:
+    assert ROUNDS.excess(SETTINGS, 1500, drafter=Mixed) < NORMAL_QUANTILE
 
 
 # --- what must fail ------------------------------------------------------------------------------------------------
 
 
-class WrongProbs(Draft):
-    """A draft whose probabilities are not those that its ids were drawn from."""
+class WrongProbs(DraftSampler):
+    """A sampler whose probabilities are not those that its ids were drawn from."""
 
     probs: Array
 
-    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        token = super().next(committed, drafted)
+    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        token = super().draw(width, committed, drafted)
         self.spoil(len(drafted))
         return token
 
@@ -175,18 +171,14 @@ class Stuck(WrongProbs):
         self.probs[step] = self.probs[0]
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("kind", [AnotherTemperature, OneStepLate, Stuck])
-def test_wrong_draft_probabilities_are_noticed(rule: str, kind: type[WrongProbs]) -> None:
+def test_wrong_draft_probabilities_are_noticed(kind: type[WrongProbs]) -> None:
     def make_draft(pair: Pair, settings: Settings) -> Draft:
-        draft = pair.begin_draft(settings, PROMPT)
-        wrong = kind(draft.model, draft._verifier)
-        rule_sampler = draft_probs(pair.target.samplers, settings)
-        assert rule_sampler is not None
-        wrong.probs = rule_sampler.host[DRAFT_PROBS]
-        return wrong
+        wrong = kind(pair.draft, pair.target, settings, len(PROMPT))
+        wrong.probs = pair.target.samplers.host[DRAFT_PROBS]
+        return Draft(pair.begin_draft(settings, PROMPT).model, wrong)
 
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, make_draft) > NORMAL_QUANTILE
+    assert ROUNDS.excess(SETTINGS, 500, make_draft) > NORMAL_QUANTILE
 
 
 class Dropping(ModelDrafter):
@@ -206,14 +198,12 @@ class Pretending(Mixed):
         return drafted
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_lookup_judged_as_if_it_were_sampled_is_noticed(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 1000, drafter=Pretending) > NORMAL_QUANTILE
+def test_a_lookup_verified_as_if_it_were_sampled_is_noticed() -> None:
+    assert ROUNDS.excess(SETTINGS, 1000, drafter=Pretending) > NORMAL_QUANTILE
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_dropping_drawn_ids_is_noticed(rule: str) -> None:
-    assert ROUNDS.excess(replace(SETTINGS, rule=rule), 500, drafter=Dropping) > NORMAL_QUANTILE
+def test_dropping_drawn_ids_is_noticed() -> None:
+    assert ROUNDS.excess(SETTINGS, 500, drafter=Dropping) > NORMAL_QUANTILE
 
 
 def test_numbers_that_come_again_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,4 +223,4 @@ def test_the_same_numbers_for_draft_and_decision_are_noticed(monkeypatch: pytest
         return right(self, 1, num_committed, count)[:, [2, 2, 2]]
 
     monkeypatch.setattr(Uniforms, "of_round", one_stream)
-    assert ROUNDS.excess(replace(SETTINGS, rule="token"), 500) > NORMAL_QUANTILE
+    assert ROUNDS.excess(SETTINGS, 500) > NORMAL_QUANTILE

@@ -22,7 +22,7 @@ CHANGES: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 3},
     {"temperature": 1.0, "seed": 3, "rule": "block"},
-    {"temperature": 1.0, "seed": 3, "rule": "token", "reproducible": True},
+    {"temperature": 1.0, "seed": 3, "rule": "block", "reproducible": True},
     {"temperature": 0.7, "seed": 3, "top_k": 9, "repetition_penalty": 1.5, "logit_bias": {3: 2.0}},
     {"temperature": 0.7, "seed": 3, "logits_processors": [lambda prefix, logits: logits * 2]},
 ]

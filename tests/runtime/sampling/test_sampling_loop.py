@@ -1,5 +1,4 @@
-"""Sampling in the loop: with a seed, what is drafted changes no token; without, ``token`` and ``block`` keep the
-distribution.
+"""Sampling in the loop: with a seed, what is drafted changes no token; without, ``block`` keeps the distribution.
 
 PLAIN (``decode``) is written by hand in float64 and knows no speculation. Processing and filters are on in half the
 cases.
@@ -19,7 +18,19 @@ from hypothesis import strategies as st
 
 from specrt.engines.fake import fake_spec
 from specrt.runtime.settings import Settings
-from tests.runtime.fakes import ALL_K, POISON, PROMPT, Engine, Pair, Script, figures, hashed_logits, noisy, pair_of
+from tests.runtime.fakes import (
+    ALL_K,
+    POISON,
+    PROMPT,
+    Engine,
+    Pair,
+    Script,
+    cache_of,
+    figures,
+    hashed_logits,
+    noisy,
+    pair_of,
+)
 from tests.runtime.plain import NearEdge, decode
 
 VOCAB_SIZE = 32
@@ -75,7 +86,7 @@ def test_no_draft_changes_a_token(temperature: float, variant: str, drafter: str
 
 
 @each_temperature
-@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("rule", ["match", "block"])
 @pytest.mark.parametrize("k", ALL_K)
 def test_a_draft_s_cache_lacks_the_newest_token_and_one_more_after_full_acceptance(
     temperature: float, rule: str, k: int
@@ -153,7 +164,7 @@ def test_min_new_tokens_ends_in_the_middle_of_a_round(temperature: float, k: int
         assert expected.index(3) == min_new_tokens
         for wrong in {0, k // 2, k}:
             done = pair.run(settings, drafter=Script([*PROMPT, *expected], wrong))
-            assert (done.token_ids, done.stats.finish_reason) == (expected, "stop")
+            assert (done.token_ids, done.finish_reason) == (expected, "stop")
 
 
 # --- every case at once --------------------------------------------------------------------------------------------
@@ -187,8 +198,8 @@ def check_caches(tokens: list[int], pair: Pair) -> None:
     """Both hold exactly the committed tokens but the newest (the draft's those that it was fed); stale is poisoned."""
     assert pair.target.model.kv_len == len(tokens) - 1
     assert pair.draft.model.kv_len <= len(tokens) - 1
-    for slot, engine in ((pair.target, pair.engine), (pair.draft, pair.draft_engine)):
-        cache = engine.cache(0)
+    for slot in (pair.target, pair.draft):
+        cache = cache_of(slot.model)
         assert cache[: slot.model.kv_len].tolist() == tokens[: slot.model.kv_len]
         cache[slot.model.kv_len :] = POISON
 
@@ -227,29 +238,29 @@ def check_widths(pair: Pair, settings: Settings) -> None:
     pair.engine.rows.clear()
 
 
-# --- token and block -----------------------------------------------------------------------------------------------
+# --- block ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("variant", ["bare", "filters", "penalties", "both"])
 @pytest.mark.parametrize("k", [1, 3, 8])
-def test_a_draft_of_the_same_distribution_is_accepted_whole(rule: str, variant: str, k: int) -> None:
+def test_a_draft_of_the_same_distribution_is_accepted_whole(variant: str, k: int) -> None:
     """p = q to the last bit, so that u q < p for every u < 1: rows of the draft's probabilities are where they belong.
 
     Each row's penalties count what was drafted before it.
     """
     pair = pair_of(TABLE, None, VOCAB_SIZE)
     for seed in range(3):
-        settings = settings_for(1.0, variant, rule=rule, draft="model", num_speculative_tokens=k, seed=seed)
+        settings = settings_for(1.0, variant, rule="block", draft="model", num_speculative_tokens=k, seed=seed)
         done = pair.run(replace(settings, max_new_tokens=60, ending_ids=()))
         assert done.stats.draft_acceptance_rate == 1.0
         assert len(done.token_ids) == 60
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_the_same_seed_gives_the_same_text_whatever_ran_before(rule: str, reproducible: bool) -> None:
-    settings = settings_for(1.0, "both", rule=rule, draft="model", num_speculative_tokens=4, reproducible=reproducible)
+def test_the_same_seed_gives_the_same_text_whatever_ran_before(reproducible: bool) -> None:
+    settings = settings_for(
+        1.0, "both", rule="block", draft="model", num_speculative_tokens=4, reproducible=reproducible
+    )
     alone = pair_of(TABLE, DRAFT, VOCAB_SIZE).run(settings)
     pair = pair_of(TABLE, DRAFT, VOCAB_SIZE)
     bare = replace(settings, repetition_penalty=1, presence_penalty=0, frequency_penalty=0, logit_bias={})
@@ -260,13 +271,12 @@ def test_the_same_seed_gives_the_same_text_whatever_ran_before(rule: str, reprod
         assert (again.rounds, figures(again.stats)) == (alone.rounds, figures(alone.stats))
 
 
-def test_block_accepts_more_than_token_and_a_wrong_draft_little() -> None:
-    settings = settings_for(1.0, "bare", rule="token", draft="model", num_speculative_tokens=5, max_new_tokens=30)
+def test_a_close_draft_is_accepted_more_than_a_wrong_one() -> None:
+    settings = settings_for(1.0, "bare", rule="block", draft="model", num_speculative_tokens=5, max_new_tokens=30)
 
-    def accepted(pair: Pair, rule: str) -> int:
-        return sum(pair.run(replace(settings, rule=rule, seed=seed)).stats.accepted for seed in range(15))
+    def accepted(pair: Pair) -> int:
+        return sum(pair.run(replace(settings, seed=seed)).stats.accepted for seed in range(15))
 
     close = pair_of(TABLE, noisy(TABLE, 2, VOCAB_SIZE, 0.5), VOCAB_SIZE)
     far = pair_of(TABLE, hashed_logits(77, VOCAB_SIZE), VOCAB_SIZE)
-    by_token, by_block, of_another = accepted(close, "token"), accepted(close, "block"), accepted(far, "block")
-    assert by_block > by_token > 2 * of_another
+    assert accepted(close) > 2 * accepted(far)

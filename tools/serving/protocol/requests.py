@@ -1,0 +1,237 @@
+"""Bodies of ``/v1/chat/completions`` and ``/v1/completions``, checked field by field. Nothing is ignored in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrt.engines.errors import UsageError
+from specrt.engines.samplers import MAX_TOP_LOGPROBS
+from specrt.runtime.text.codec import Prompt
+from specrt.runtime.text.messages import ChatOptions
+from specrt.tools.serving.protocol.errors import ApiError, invalid, refused
+from specrt.tools.serving.protocol.fields import Fields
+from specrt.tools.serving.protocol.messages import messages_of
+from specrt.tools.serving.protocol.tool_fields import ToolUse, tool_use_of
+
+MAX_CHOICES = 128
+MAX_STOPS, MAX_STOP_CHARS = 16, 1024
+MAX_PENALTY = 2
+
+# Fields that are options of the runtime, which checks their values
+_OPTIONS = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")},
+    **{name: name for name in ("stop_token_ids", "num_speculative_tokens", "draft", "rule")},
+    "min_tokens": "min_new_tokens",
+}
+_GRAMMARS = "structured output is not supported yet; leave it out"
+_UNSUPPORTED = {
+    **dict.fromkeys(("structured_outputs", "json_schema", "grammar", "guided_json", "guided_regex"), _GRAMMARS),
+    **dict.fromkeys(("guided_grammar", "guided_choice"), _GRAMMARS),
+    **dict.fromkeys(("functions", "function_call"), "it is deprecated; use tools and tool_choice"),
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request gets that does not say otherwise: ``sampling`` by the runtime's names, and ``reproducible``."""
+
+    sampling: Mapping[str, float] = field(default_factory=lambda: {"temperature": 1.0})
+    reproducible: bool | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request. ``options`` are keyword arguments of ``Runtime.stream``, ``chat`` is how messages become text.
+
+    Without ``max_tokens`` a text may fill the context. ``timings``, ``rounds`` and ``token_ids`` ask for what OpenAI's
+    API does not have.
+    """
+
+    prompts: Sequence[Prompt]
+    options: Mapping[str, Any]
+    is_chat: bool
+    chat: ChatOptions | None = None
+    tools: ToolUse | None = None
+    max_tokens: int | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    timings: bool = False
+    rounds: bool = False
+    token_ids: bool = False
+
+
+def chat_request(body: Any, defaults: Defaults) -> Wanted:
+    """A body of ``/v1/chat/completions``. Raises ``ApiError``."""
+    fields = Fields(body)
+    messages = messages_of(fields)
+    tools = tool_use_of(fields)
+    chat = _chat_options(fields, tools)
+    _take_response_format(fields)
+    asked, completion = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
+    if asked is not None and completion is not None and asked != completion:
+        raise invalid("max_completion_tokens", f"got {completion}, and max_tokens {asked}; give one of the two")
+    options = _options(fields, defaults)
+    options.update(_chat_logprobs(fields))
+    common = _common(fields)
+    _check_choices(common["n"], 1)
+    fields.end()
+    return Wanted([messages], options, True, chat, tools, completion if asked is None else asked, **common)
+
+
+def completion_request(body: Any, defaults: Defaults) -> Wanted:
+    """A body of ``/v1/completions``. Raises ``ApiError``."""
+    fields = Fields(body)
+    prompts = _prompts(fields)
+    max_tokens = fields.whole("max_tokens", 0)
+    echo = fields.flag("echo")
+    logprobs = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS)
+    if echo and logprobs is not None:
+        raise invalid("echo", "got it with logprobs, and those of a prompt are not supported; leave one out")
+    _take_response_format(fields)
+    options = {**_options(fields, defaults), "logprobs": logprobs}
+    common = _common(fields)
+    best_of = fields.whole("best_of", 1)
+    if best_of not in (None, common["n"]):
+        raise invalid("best_of", f"got {best_of}, expected it to equal n ({common['n']}); leave it out")
+    fields.refuse({"suffix": "text is only generated after a prompt"})
+    _check_choices(common["n"], len(prompts))
+    fields.end()
+    max_tokens = 16 if max_tokens is None else max_tokens
+    return Wanted(prompts, options, False, max_tokens=max_tokens, echo=echo, **common)
+
+
+def _common(fields: Fields) -> dict[str, Any]:
+    """Fields that both endpoints have and that are no options of a generation."""
+    _take_without_effect(fields)
+    fields.take("model")  # checked before
+    fields.refuse(_UNSUPPORTED)
+    stream = fields.flag("stream")
+    given = fields.take("stream_options")
+    include_usage = False
+    if given is not None:
+        if not stream:
+            raise invalid("stream_options", "got it without stream; leave it out, or set stream")
+        stream_options = Fields(given, "stream_options")
+        include_usage = stream_options.flag("include_usage")
+        stream_options.one_of("include_obfuscation", (False,))
+        stream_options.end()
+    n = fields.whole("n", 1, MAX_CHOICES)
+    return {
+        "stream": stream,
+        "include_usage": include_usage,
+        "n": 1 if n is None else n,
+        "timings": fields.flag("timings_per_token"),
+        "rounds": fields.flag("return_rounds"),
+        "token_ids": fields.flag("return_token_ids"),
+    }
+
+
+def _check_choices(n: int, num_prompts: int) -> None:
+    if n * num_prompts > MAX_CHOICES:
+        name = "n" if n > 1 else "prompt"
+        raise invalid(name, f"got {n} choices for {num_prompts} prompts, expected at most {MAX_CHOICES} in all")
+
+
+def _take_without_effect(fields: Fields) -> None:
+    """Fields that clients send and that change nothing here."""
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        fields.text(name)
+    fields.of_kind("metadata", dict, "an object")
+    fields.one_of("store", (False,))
+    fields.one_of("service_tier", ("auto", "default"))
+
+
+def _take_response_format(fields: Fields) -> None:
+    given = fields.take("response_format")
+    if given is not None:
+        form = Fields(given, "response_format")
+        if form.take("type") != "text":
+            raise invalid("response_format", _GRAMMARS, "unsupported_parameter")
+        form.end()
+
+
+def _options(fields: Fields, defaults: Defaults) -> dict[str, Any]:
+    options: dict[str, Any] = dict(defaults.sampling)
+    if defaults.reproducible is not None:
+        options["reproducible"] = defaults.reproducible
+    given = {option: fields.take(name) for name, option in _OPTIONS.items()}
+    options.update({option: value for option, value in given.items() if value is not None})
+    if options.get("top_k") == -1:  # vLLM's word for all of them
+        options["top_k"] = 0
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = fields.of_kind(name, (int, float), f"a number from -{MAX_PENALTY} to {MAX_PENALTY}")
+        if value is not None:
+            if not abs(value) <= MAX_PENALTY:
+                raise fields.wrong(name, value, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}")
+            options[name] = value
+    options["stop"] = _stops(fields)
+    options["ignore_eos"] = fields.flag("ignore_eos")
+    if (bias := _logit_bias(fields)) is not None:
+        options["logit_bias"] = bias
+    return options
+
+
+def _stops(fields: Fields) -> list[str]:
+    value = fields.take("stop")
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise fields.wrong("stop", value, "a string or a list of strings, none of them empty")
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise invalid("stop", f"expected at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters")
+    return stops
+
+
+def _logit_bias(fields: Fields) -> dict[int, float] | None:
+    given = fields.of_kind("logit_bias", dict, "an object {token id: bias}")
+    if given is None:
+        return None
+    for name, bias in given.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (name.isascii() and name.isdigit() and len(name) < 10 and is_number and abs(bias) <= 100):
+            raise fields.wrong("logit_bias", {name: bias}, "token ids with a bias from -100 to 100")
+    return {int(name): bias for name, bias in given.items()} or None
+
+
+def _chat_logprobs(fields: Fields) -> dict[str, Any]:
+    wanted, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if top is not None and not wanted:
+        raise invalid("top_logprobs", "got it without logprobs; set logprobs to true")
+    return {"logprobs": (top or 0) if wanted else None}
+
+
+def _chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
+    variables = fields.of_kind("chat_template_kwargs", dict, "an object {name: value}")
+    continues = fields.flag("continue_final_message")
+    adds = fields.of_kind("add_generation_prompt", bool, "true or false")
+    try:
+        return ChatOptions(variables, tools.schemas if tools else None, adds if adds is not None else None, continues)
+    except UsageError as error:
+        raise refused(error) from error
+
+
+def _prompts(fields: Fields) -> list[Prompt]:
+    """A text, ids, or a list of either."""
+    given = fields.take("prompt")
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise _wrong_prompt(fields, given)
+    if all(map(_is_id, given)):
+        return [given]
+    if all(isinstance(prompt, str) for prompt in given):
+        return list(given)
+    if all(isinstance(prompt, list) and prompt and all(map(_is_id, prompt)) for prompt in given):
+        return list(given)
+    raise _wrong_prompt(fields, given)
+
+
+def _wrong_prompt(fields: Fields, value: Any) -> ApiError:
+    return fields.wrong("prompt", value, "a string, a list of token ids, or a list of either, not empty")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,203 @@
+"""Many requests on one engine: their sequences take turns, round by round, in one thread.
+
+Requests are served first come, first served, with a fair share: a free place goes to the request with the fewest
+sequences running, and of those to the one that came first. What runs takes turns, a round each.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specrt.runtime.stream import Step, Stream
+
+# (step) while it runs, (None) at its end, (what it raised) where it fails; called in the engine's thread
+Outcome = Step | BaseException | None
+
+
+@dataclass(eq=False)
+class Generation:
+    """One text in the making. ``report`` is called in the engine's thread and must return at once.
+
+    Times are those of ``time.monotonic``.
+    """
+
+    stream: Stream
+    report: Callable[[Outcome], None]
+    deadline: float = float("inf")
+    started: float | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class Group:
+    """The generations of one request, which share its place in the queue."""
+
+    generations: Sequence[Generation]
+    num_running: int = 0
+
+
+@dataclass(eq=False)
+class Row:
+    """A generation that runs: a row of the next set of rounds."""
+
+    generation: Generation
+    group: Group
+
+
+class RoundRunner(Protocol):
+    """Runs a round of each of up to ``max_rows`` rows, and yields (row, outcome) as soon as a row is done."""
+
+    max_rows: int
+
+    def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]: ...
+
+
+class OneByOne:
+    """A row at a time, on the whole engine."""
+
+    max_rows = 1
+
+    def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
+        for row in rows:
+            try:
+                yield row, next(row.generation.stream.steps, None)
+            except Exception as error:  # the engine's; it ends this sequence and no other
+                yield row, error
+
+
+class QueueFull(Exception):
+    """As many requests wait as may."""
+
+
+class Draining(Exception):
+    """No new requests are taken, or those that there were have been ended."""
+
+
+class DeadlinePassed(Exception):
+    """The request took too long."""
+
+
+class Scheduler:
+    """Owns the engine's thread. ``submit`` and ``cancel`` may be called from any thread."""
+
+    def __init__(self, max_concurrency: int, queue_size: int, runner: RoundRunner | None = None) -> None:
+        self.max_concurrency, self.queue_size = max_concurrency, queue_size
+        self._runner: RoundRunner = runner or OneByOne()
+        self._waiting: list[tuple[Group, deque[Generation]]] = []  # in the order of arrival
+        self._running: deque[Row] = deque()  # in the order of their turns
+        self._is_draining = self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._serve, name="specrt-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_running(self) -> int:
+        """Generations that take turns."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Generations that wait for a place."""
+        with self._changed:
+            return sum(len(rest) for _, rest in self._waiting)
+
+    def submit(self, generations: Sequence[Generation]) -> None:
+        """Take a request. Raises ``QueueFull`` and ``Draining``."""
+        with self._changed:
+            if self._is_draining:
+                raise Draining
+            self._admit()
+            if len(self._running) >= self.max_concurrency and len(self._waiting) >= self.queue_size:
+                raise QueueFull
+            self._waiting.append((Group(generations), deque(generations)))
+            self._admit()
+            self._changed.notify_all()
+
+    def cancel(self, generations: Iterable[Generation]) -> None:
+        """End them: those that run before their next round. Nothing is reported of them any more."""
+        with self._changed:
+            for generation in generations:
+                generation.is_cancelled = True
+            self._drop_waiting(lambda generation: generation.is_cancelled)
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests, and wait for those that there are. False where time ran out first."""
+        with self._changed:
+            self._is_draining = True
+            return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
+
+    def close(self) -> None:
+        """End everything, which is reported as ``Draining``, and the thread."""
+        with self._changed:
+            self._is_draining = self._is_closed = True
+            ended = [generation for _, rest in self._waiting for generation in rest]
+            ended += [row.generation for row in self._running if not row.generation.is_cancelled]
+            self.cancel(ended)
+        for generation in ended:
+            generation.report(Draining())
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while rows := self._next_rows():
+            for row, outcome in self._runner.run(rows):
+                self._finish_round(row, outcome)
+
+    def _next_rows(self) -> list[Row]:
+        """The rows whose turn it is. Waits until there are some; empty at the end."""
+        with self._changed:
+            while True:
+                self._end_rows()
+                self._admit()
+                if self._running:
+                    num_rows = min(self._runner.max_rows, len(self._running))
+                    self._running.rotate(-num_rows)
+                    return list(self._running)[-num_rows:]
+                self._changed.notify_all()
+                if self._is_closed:
+                    return []
+                self._changed.wait()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.max_concurrency:
+            group, rest = min(self._waiting, key=lambda entry: entry[0].num_running)
+            generation = rest.popleft()
+            generation.started = time.monotonic()
+            group.num_running += 1
+            self._running.append(Row(generation, group))
+            self._drop_waiting(lambda _: False)
+
+    def _drop_waiting(self, is_dropped: Callable[[Generation], bool]) -> None:
+        """Leave no such generation in the queue, and no request without one that waits."""
+        kept = [(group, deque(g for g in rest if not is_dropped(g))) for group, rest in self._waiting]
+        self._waiting = [(group, rest) for group, rest in kept if rest]
+
+    def _end_rows(self) -> None:
+        """Free the places of what was cancelled or is late."""
+        now = time.monotonic()
+        late = [g for _, rest in self._waiting for g in rest if g.deadline < now]
+        self._drop_waiting(lambda generation: generation.deadline < now)
+        for row in list(self._running):
+            if row.generation.is_cancelled or row.generation.deadline < now:
+                self._remove(row)
+                row.generation.stream.close()
+                late += [] if row.generation.is_cancelled else [row.generation]
+        for generation in late:
+            generation.report(DeadlinePassed())
+
+    def _finish_round(self, row: Row, outcome: Outcome) -> None:
+        with self._changed:
+            if not isinstance(outcome, Step):
+                self._remove(row)
+            if row.generation.is_cancelled:
+                return
+        row.generation.report(outcome)
+
+    def _remove(self, row: Row) -> None:
+        self._running.remove(row)
+        row.group.num_running -= 1

@@ -1,0 +1,224 @@
+"""What the endpoints share: the open bundle, its scheduler and metrics, and what the server is asked to allow."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specrt.engines.errors import UsageError
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.stream import Step, Stream
+from specrt.runtime.text.codec import Prompt
+from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
+from specrt.tools.serving.protocol.choices import Calling, Choice
+from specrt.tools.serving.protocol.errors import ApiError, invalid, refused, too_busy, unavailable
+from specrt.tools.serving.protocol.requests import Defaults, Wanted
+from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
+from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may ask for; bytes, s and numbers."""
+
+    max_concurrency: int = 4
+    queue_size: int = 64
+    request_timeout_s: float = 600.0
+    max_body_bytes: int = 4 << 20
+
+
+@dataclass(frozen=True)
+class Config:
+    """How to serve a bundle. ``model_names``: the first is the served name, the others are aliases of it."""
+
+    model_names: Sequence[str]
+    limits: Limits = field(default_factory=Limits)
+    defaults: Defaults = field(default_factory=Defaults)
+    metrics_prefix: str = DEFAULT_PREFIX
+    tool_parser: str = "auto"
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise ``UsageError`` for a prefix with which names are none of Prometheus'."""
+    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
+        raise UsageError(f"--metrics-prefix: got {prefix!r}, expected letters, digits, '_' and ':'")
+
+
+# (index of the choice, what its generation reported)
+Report = tuple[int, Outcome]
+
+
+class Job:
+    """The generations of one request, and what they report, for the event loop that made it."""
+
+    def __init__(self, choices: Sequence[Choice], num_prompt_tokens: int, timeout_s: float) -> None:
+        self.choices, self.num_prompt_tokens = choices, num_prompt_tokens
+        self.arrived = time.monotonic()
+        self.deadline = self.arrived + timeout_s
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.generations: list[Generation] = []
+
+    def reporter(self, index: int) -> Callable[[Outcome], None]:
+        """To be called in another thread."""
+
+        def report(outcome: Outcome) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self.reports.put_nowait, (index, outcome))
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+
+        return report
+
+
+class Service:
+    """An open bundle that serves. Closing it closes the runtime."""
+
+    def __init__(self, runtime: Runtime, config: Config) -> None:
+        self.runtime, self.config = runtime, config
+        manifest = runtime.manifest
+        self.max_model_len = manifest.target.spec.max_seq_len
+        self.fingerprint = f"specrt-{manifest.specrt_version}-{manifest.target.fingerprint[:8]}"
+        self.created = int(time.time())
+        self.is_draining = False
+        limits = config.limits
+        runtime.reserve(limits.max_concurrency)
+        self.scheduler = Scheduler(limits.max_concurrency, limits.queue_size)
+        self.metrics = Metrics(config.metrics_prefix, self.model_name)
+        watch = self.metrics.watch
+        watch("num_requests_running", "Sequences that take turns on the engine.", lambda: self.scheduler.num_running)
+        watch("num_requests_waiting", "Sequences that wait for a place.", lambda: self.scheduler.num_waiting)
+        watch("num_idle_slots", "KV slots that no sequence is using.", lambda: runtime.num_idle_slots)
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers have."""
+        return self.config.model_names[0]
+
+    def warm_up(self) -> None:
+        """Load what a first generation would load: the samplers, greedy and not."""
+        for temperature in (0.0, 1.0):
+            self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
+
+    def check_model(self, name: Any) -> None:
+        """Raise ``ApiError`` unless ``name`` is the model's, or nothing."""
+        if name is None or name == "" or name in self.config.model_names:
+            return
+        if not isinstance(name, str):
+            raise invalid("model", f"got {type(name).__name__}, expected {self.model_name!r}")
+        raise ApiError(404, f"The model `{name}` does not exist. Served: {self.model_name}", "model", "model_not_found")
+
+    def check_ready(self) -> None:
+        """Raise ``ApiError`` while draining."""
+        if self.is_draining:
+            raise unavailable("draining")
+
+    def prepare(self, wanted: Wanted) -> tuple[list[Choice], int]:
+        """(the choices of a request, the number of its prompts' tokens). Encodes, so it takes a while.
+
+        Raises ``ApiError``.
+        """
+        try:
+            return self._choices(wanted)
+        except UsageError as error:
+            raise refused(error, {"prompt": "messages"} if wanted.is_chat else {}) from error
+
+    def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
+        """Queue a request. To be called in the event loop. Raises ``ApiError``."""
+        job = Job(choices, num_prompt_tokens, self.config.limits.request_timeout_s)
+        job.generations = [
+            Generation(choice.stream, self._counted(choice.stream, job, index), job.deadline)
+            for index, choice in enumerate(choices)
+        ]
+        try:
+            self.scheduler.submit(job.generations)
+        except QueueFull as error:
+            self.metrics.count("request_rejected")
+            raise too_busy() from error
+        except Draining as error:
+            raise unavailable("draining") from error
+        return job
+
+    def close(self) -> None:
+        """End all generations and free the bundle's buffers."""
+        self.scheduler.close()
+        self.runtime.close()
+
+    def _choices(self, wanted: Wanted) -> tuple[list[Choice], int]:
+        calling, visible = self._calling(wanted)
+        codec = self.runtime.codec
+        max_tokens = self.max_model_len if wanted.max_tokens is None else wanted.max_tokens
+        options = {**wanted.options, "max_new_tokens": max_tokens, "visible_special_tokens": visible}
+        choices: list[Choice] = []
+        total = 0
+        for prompt in wanted.prompts:
+            ids = codec.encode(prompt, wanted.chat)
+            self._check_length(len(ids), wanted.is_chat)
+            total += len(ids)
+            prefix = self._echo(prompt, ids) if wanted.echo else ""
+            for number in range(wanted.n):
+                stream = self.runtime.stream(ids, **self._seeded(options, number))
+                index = len(choices)
+                choices.append(Choice(index, stream, codec, len(ids), calling, wanted.rounds, visible, prefix))
+        return choices, total
+
+    def _calling(self, wanted: Wanted) -> tuple[Calling | None, tuple[str, ...]]:
+        """(how tools are called, special tokens that must be visible for it)."""
+        if wanted.tools is None or wanted.chat is None:
+            return None, ()
+        template = self.runtime.codec.template(wanted.chat)
+        if "tools" not in template:
+            raise invalid("tools", "the model's chat template does not take tools; leave them out")
+        name = self.config.tool_parser
+        form = FORMATS[format_of_template(template) if name == "auto" else name]
+        return Calling(form, wanted.tools), form.special
+
+    def _check_length(self, num_tokens: int, is_chat: bool) -> None:
+        if num_tokens >= self.max_model_len:
+            raise invalid(
+                "messages" if is_chat else "prompt",
+                f"got {num_tokens} tokens, the model's maximum context length is {self.max_model_len} tokens and the "
+                "answer needs one at least; shorten it",
+                "context_length_exceeded",
+            )
+
+    def _echo(self, prompt: Prompt, ids: Sequence[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.runtime.codec.decode(ids)
+
+    @staticmethod
+    def _seeded(options: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Choice ``number`` of several gets the seed and its number; the first is as a request with n = 1."""
+        seed = options.get("seed")
+        if number == 0 or seed is None:
+            return dict(options)
+        return {**options, "seed": (seed + number) % (1 << 63) if isinstance(seed, int) else seed}
+
+    def _counted(self, stream: Stream, job: Job, index: int) -> Callable[[Outcome], None]:
+        """The report of a generation, which is counted on its way. Runs in the engine's thread."""
+        report, metrics = job.reporter(index), self.metrics
+        begun = math.nan
+
+        def counted(outcome: Outcome) -> None:
+            nonlocal begun
+            if isinstance(outcome, Step):
+                if math.isnan(begun):
+                    begun = time.monotonic()
+                    metrics.count_prefill(stream.stats)
+                    metrics.observe("time_to_first_token_seconds", begun - job.arrived)
+                    waited = (job.generations[index].started or begun) - job.arrived
+                    metrics.observe("request_queue_time_seconds", waited)
+                metrics.count_step(outcome)
+            elif outcome is None:
+                num_further = len(stream.token_ids) - 1
+                if num_further > 0:
+                    seconds = (time.monotonic() - begun) / num_further
+                    metrics.observe("request_time_per_output_token_seconds", seconds)
+                metrics.count_finished(stream.result.finish_reason)
+            report(outcome)
+
+        return counted
