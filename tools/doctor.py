@@ -133,8 +133,8 @@ def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Abili
     try:
         check_provider()
     except BackendError as error:
-        reason = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
-        return Ability(name, False, reason, ORT_INSTALL)
+        cause = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
+        return Ability(name, False, cause, ORT_INSTALL)
     return Ability(name, True, "", None)
 
 
