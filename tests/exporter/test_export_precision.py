@@ -142,8 +142,10 @@ def test_longrope_has_the_factors_of_the_bundle_s_context(exports: Exports) -> N
     rope |= {"long_factor": [1.0 + i for i in range(8)], "original_max_position_embeddings": original}
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     llama = tiny_llama_config()
-    sizes = {name: getattr(llama, name) for name in (*names, "initializer_range", "bos_token_id", "eos_token_id")}
-    lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": original}
+    sizes: dict[str, Any] = {
+        name: getattr(llama, name) for name in (*names, "initializer_range", "bos_token_id", "eos_token_id")
+    }
+    lengths: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": original}
     source = exports.model(Phi3Config(**sizes, **lengths, num_key_value_heads=2, pad_token_id=0, rope_parameters=rope))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     ids = torch.arange(3, 3 + original + 6)[None]

@@ -48,7 +48,7 @@ def run_urls(
             asked = [*library, *servers] if count == 1 else servers
             size = 1 if count == 1 else count * BATCHES_PER_CLIENT
             with shown_steps(len(asked) * runs * -(-len(prompts) // size)) as progress:
-                found = measure(asked, prompts, count, runs, tokens, temperature, progress.step)
+                found = measure(asked, prompts, count, runs, tokens, temperature, progress)
             reports.append(_report(found))
             _print(found, reports[-1])
     if json_file is not None:
