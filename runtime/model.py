@@ -28,8 +28,8 @@ class KVCachedModel:
     those for two or more agree to the last bit.
 
     With a ``kv_owner`` the cache is that model's memory, for the same layers with other weights: what it holds need not
-    be fed again. ``follow`` before each draft. What is written beyond the kv_owner's ``kv_len`` is stale to it, and the
-    pass that verifies a draft writes over all of it.
+    be fed again. Ask what is ``missing`` before each draft. What is written beyond the kv_owner's ``kv_len`` is stale
+    to it, and the pass that verifies a draft writes over all of it.
     """
 
     def __init__(self, engine: Engine, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
@@ -87,10 +87,11 @@ class KVCachedModel:
         aliases = (tensor.alias for tensor in model_contract(self.spec).outputs)
         return {name: self.binding.memory[name] for name in aliases if name is not None}
 
-    def follow(self) -> None:
-        """Hold what the kv_owner holds, where there is one."""
+    def missing(self, committed: Sequence[int]) -> Sequence[int]:
+        """What the cache lacks of ``committed``. With a ``kv_owner`` it holds what that one holds from here on."""
         if self._kv_owner is not None:
             self.kv_len = self._kv_owner.kv_len
+        return committed[self.kv_len :]
 
     def rollback(self, kv_len: int) -> None:
         """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
@@ -101,7 +102,7 @@ class KVCachedModel:
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
         if self._kv_owner is not None:
-            return 0  # it has what the kv_owner has, once it follows
+            return 0  # it has what the kv_owner has
         limit = min(self.kv_len, len(tokens) - 1)
         if min_width > 1:
             limit = min(limit, self._num_wide)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specrt.runtime.round import Round
 from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.settings import Settings
 
@@ -27,7 +28,6 @@ class Stats:
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0
     completion_tokens: int = 0
-    finish_reason: str | None = None
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -41,14 +41,20 @@ class Stats:
     total_ms: float = 0.0
     plain_round_ms: float | None = None
 
-    def count_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """One round: ``num_accepted`` by the rule, of which a stop may have cut some (``num_emitted`` remain)."""
-        kept = min(num_accepted, num_emitted)
+    def add(self, done: Round) -> None:
+        """Count one round, or the prefill."""
+        self.completion_tokens += len(done.emitted)
+        self.prefill_ms += done.prefill_ms
+        self.draft_ms += done.draft_ms
+        self.verify_ms += done.verify_ms
+        if done.is_prefill:
+            return
         self.rounds += 1
-        self.drafted += num_drafted
-        self.accepted += kept
-        self.own += num_emitted - kept
-        for histogram, count in ((self.acceptance_histogram, kept), (self.drafted_histogram, num_drafted)):
+        self.drafted += len(done.drafted)
+        self.accepted += done.num_accepted
+        self.own += len(done.emitted) - done.num_accepted
+        counts = ((self.acceptance_histogram, done.num_accepted), (self.drafted_histogram, len(done.drafted)))
+        for histogram, count in counts:
             histogram.extend([0] * (count + 1 - len(histogram)))
             histogram[count] += 1
 
@@ -82,7 +88,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """The ``stats`` object of ``--json``."""
-        hidden = ("prompt_tokens", "completion_tokens", "finish_reason", "own")
+        hidden = ("prompt_tokens", "completion_tokens", "own")
         figures = {name: value for name, value in asdict(self).items() if name not in hidden}
         for name in (
             "draft_acceptance_rate",

@@ -1,101 +1,86 @@
-"""The round: draft, verify, commit, roll back. Devices and text stay outside."""
+"""The round: draft, verify, commit, roll back. Devices, text and figures stay outside."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.drafters import Drafter
-from specrt.runtime.result import Stats
+from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.target import Target
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When to stop: a set of ids that end the text, new tokens still wanted, and the target's context."""
+class Round:
+    """What one step of a generation did. Times in ms.
 
-    ending_ids: frozenset[int]
-    max_new_tokens: int
-    max_seq_len: int
-    k: int
-
-
-# Gets each token as it is committed; True ends the text there (a stop string is complete).
-Watch = Callable[[int], bool]
-
-
-def generate_tokens(
-    tokens: list[int],
-    target: Target,
-    drafter: Drafter,
-    limits: Limits,
-    stats: Stats,
-    watch: Watch = lambda token: False,
-) -> Iterator[list[int]]:
-    """Append to ``tokens`` (the prompt) round by round; yield what each round emitted. ``stats`` is kept exact.
-
-    The first yield is the token of the prefill. ``stats.finish_reason`` is ``stop`` or ``length`` at the end. Between
-    two yields the caches hold exactly the committed tokens but the newest (the draft's from the second yield on).
+    The first step is the prefill, which drafts nothing and emits one token. ``emitted`` are the ids that were
+    committed: ``num_accepted`` of the ``drafted`` ones, then the target's own, unless the completion ended before.
+    ``logprobs`` has an entry for each of them where they are asked for. ``finish_reason`` is the completion's, None but
+    in the last step. ``prefill_ms`` is the time of the prompt's passes: the target's in the first step, the draft's in
+    the second.
     """
-    end = min(len(tokens) + limits.max_new_tokens, limits.max_seq_len)
-    stats.prompt_tokens = len(tokens)
-    stats.reused_prompt_tokens = target.model.kv_len
-    if len(tokens) >= end:
-        stats.finish_reason = "length"
+
+    emitted: list[int]
+    drafted: Sequence[int] = ()
+    num_accepted: int = 0
+    finish_reason: str | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    is_prefill: bool = False
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+
+
+def generate_rounds(completion: Completion, target: Target, drafter: Drafter) -> Iterator[Round]:
+    """Extend ``completion`` to its end; yield each step, the prefill first. None where no token may come.
+
+    Between two yields the caches hold exactly the committed tokens but the newest (the draft's from the second yield
+    on), so that a generation may be stopped there.
+    """
+    tokens = completion.tokens
+    if not completion.num_left:
         return
-    commit = _Commit(tokens, end, limits, stats, watch)
-    started = time.perf_counter()
-    _, first = target.verify(tokens, ())
-    stats.prefill_ms += _ms_since(started)
-    yield commit([first])
-    if stats.finish_reason is None and end - len(tokens) > 1:
-        started = time.perf_counter()
-        drafter.propose(tokens[:-1], 0)
-        stats.prefill_ms += _ms_since(started)
-    while stats.finish_reason is None:
-        yield _round(tokens, target, drafter, min(limits.k, end - len(tokens) - 1), commit, stats)
+    started = perf_counter()
+    _, token = target.verify(tokens, ())
+    prefill_ms = _ms_since(started)
+    emitted = completion.commit([token])
+    yield Round(
+        emitted,
+        finish_reason=completion.finish_reason,
+        logprobs=target.logprobs,
+        is_prefill=True,
+        prefill_ms=prefill_ms,
+    )
 
-
-def _round(tokens: list[int], target: Target, drafter: Drafter, k: int, commit: _Commit, stats: Stats) -> list[int]:
-    started = time.perf_counter()
-    drafted = drafter.propose(tokens, k) if k > 0 else []
-    drafted_at = time.perf_counter()
-    accepted, own = target.verify(tokens, drafted, drafter.is_sampled)
-    verified_at = time.perf_counter()
-    emitted = commit([*drafted[:accepted], own])
-    target.rollback(len(tokens))
-    drafter.rollback(len(tokens))
-    stats.count_round(len(drafted), accepted, len(emitted))
-    stats.draft_ms += (drafted_at - started) * 1e3
-    stats.verify_ms += (verified_at - drafted_at) * 1e3
-    return emitted
-
-
-@dataclass(frozen=True)
-class _Commit:
-    """Appends token by token, up to the first that ends the text or the end; returns what was appended."""
-
-    tokens: list[int]
-    end: int
-    limits: Limits
-    stats: Stats
-    watch: Watch
-
-    def __call__(self, proposed: Sequence[int]) -> list[int]:
-        emitted = []
-        for token in proposed:
-            self.tokens.append(token)
-            emitted.append(token)
-            self.stats.completion_tokens += 1
-            if self.watch(token) or token in self.limits.ending_ids:
-                self.stats.finish_reason = "stop"
-                break
-            if len(self.tokens) == self.end:
-                self.stats.finish_reason = "length"
-                break
-        return emitted
+    started = perf_counter()
+    if completion.num_left > 1:
+        drafter.prefill(tokens[:-1])
+    prefill_ms = _ms_since(started)
+    while (num_left := completion.num_left) > 0:
+        k = min(completion.settings.num_speculative_tokens, num_left - 1)
+        started = perf_counter()
+        drafted = drafter.propose(tokens, k) if k else []
+        draft_ms, started = _ms_since(started), perf_counter()
+        accepted, token = target.verify(tokens, drafted, drafter.is_sampled)
+        verify_ms = _ms_since(started)
+        emitted = completion.commit([*drafted[:accepted], token])
+        target.rollback(len(tokens))
+        drafter.rollback(len(tokens))
+        yield Round(
+            emitted,
+            drafted,
+            num_accepted=min(accepted, len(emitted)),
+            finish_reason=completion.finish_reason,
+            logprobs=target.logprobs[: len(emitted)],
+            prefill_ms=prefill_ms,
+            draft_ms=draft_ms,
+            verify_ms=verify_ms,
+        )
+        prefill_ms = 0.0
 
 
 def _ms_since(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3
+    return (perf_counter() - started) * 1e3

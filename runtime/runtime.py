@@ -14,19 +14,19 @@ from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
-from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specrt.runtime.drafting.drafters import DeferredDrafter, Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
 from specrt.runtime.result import Result, Stats
-from specrt.runtime.round import Limits, Watch, generate_tokens
-from specrt.runtime.sampling.logprobs import Logprobs
-from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
+from specrt.runtime.round import Round, generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.settings import Settings, settings_of
 from specrt.runtime.slots import LoadedModel, Slot, SlotModel, SlotPool, sampler_engines
-from specrt.runtime.stream import Emitted, Stream
-from specrt.runtime.target import Draft, Target
+from specrt.runtime.stream import Stream
+from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
 
@@ -118,7 +118,8 @@ class Runtime:
                 "shorten it, or export with a larger --max-seq-len"
             )
         text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
-        return Stream(lambda stats, watch: self._rounds(ids, settings, stats, watch), text, settings)
+        completion, stats = Completion(ids, settings, max_seq_len, text), Stats()
+        return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
         """``stream`` to its end; see there."""
@@ -159,9 +160,7 @@ class Runtime:
     def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter]:
         """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
-        samplers = slot.target.samplers
-        logprobs = None if settings.logprobs is None else Logprobs(samplers, settings.logprobs)
-        target = Target(slot.target.model, Verifier(samplers, settings, len(prompt)), logprobs)
+        target = Target(slot.target, settings, len(prompt))
         model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
         if not settings.is_adaptive:
             return target, model or (NGramDrafter() if settings.draft == "ngram" else NoDrafter())
@@ -173,18 +172,20 @@ class Runtime:
         if slot.draft is None:
             slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
         slot.draft.begin(prompt, min_width=1)
-        probs = draft_probs(slot.target.samplers, settings)
-        verifier = DraftSampler(slot.draft.samplers, settings, len(prompt), self._vocab_size, probs)
-        model = slot.draft.model
-        verdict = target.sampler if self._is_deferred(slot, settings) else None
-        return ModelDrafter(Draft(model, verifier, verdict), self._vocab_size)
+        model, sampler = slot.draft.model, DraftSampler(slot.draft, slot.target, settings, len(prompt))
+        if self._is_deferred(model, target.model, settings):
+            return DeferredDrafter(model, sampler, self._vocab_size, target.sampler)
+        return ModelDrafter(model, sampler, self._vocab_size)
 
-    def _is_deferred(self, slot: Slot, settings: Settings) -> bool:
-        """Whether drafted ids go from draft to target on their device, unseen: the target must know each of them."""
-        assert slot.draft is not None
-        model = slot.draft.model
-        known = not settings.is_greedy or model.spec.vocab_size <= self._vocab_size
-        return self._shares_memory and model.binding.is_async and slot.target.model.binding.is_async and known
+    def _is_deferred(self, draft: KVCachedModel, target: KVCachedModel, settings: Settings) -> bool:
+        """Whether drafted ids go from draft to target on their device, unseen.
+
+        Nothing may look at them or count them, and the target must know each of them.
+        """
+        is_processed = settings.penalizes or bool(settings.logits_processors)
+        is_known = not settings.is_greedy or draft.spec.vocab_size <= self._vocab_size
+        is_async = self._shares_memory and draft.binding.is_async and target.binding.is_async
+        return is_async and is_known and not is_processed
 
     def close(self) -> None:
         """Free the KV buffers that are not in use. Weights go with the object."""
@@ -219,19 +220,22 @@ class Runtime:
     def _shares_kv(self) -> bool:
         return self.manifest.draft.shares_kv and self._shares_memory
 
-    def _rounds(self, tokens: list[int], settings: Settings, stats: Stats, watch: Watch) -> Iterator[Emitted]:
-        """``generate_tokens`` on a slot from the pool, which goes back however it ends."""
-        spec = self.manifest.target.spec
-        limits = Limits(
-            frozenset(settings.ending_ids), settings.max_new_tokens, spec.max_seq_len, settings.num_speculative_tokens
-        )
-        slot = self._pool.take(tokens, _min_width(settings))
+    def rounds(self, slot: Slot, completion: Completion, stats: Stats) -> Iterator[Round]:
+        """``generate_rounds`` in ``slot``. ``stats`` is exact at every yield."""
+        settings = completion.settings
+        target, drafter = self.begin(slot, completion.tokens, settings)
+        stats.prompt_tokens, stats.reused_prompt_tokens = completion.num_prompt_tokens, target.model.kv_len
+        for done in generate_rounds(completion, target, drafter):
+            stats.add(done)
+            yield done
+        if settings.is_adaptive and self.estimates.target.is_known:
+            stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
+
+    def _pooled_rounds(self, completion: Completion, stats: Stats) -> Iterator[Round]:
+        """``rounds`` in a slot from the pool, which goes back however they end."""
+        slot = self._pool.take(completion.tokens, _min_width(completion.settings))
         try:
-            target, drafter = self.begin(slot, tokens, settings)
-            for emitted in generate_tokens(tokens, target, drafter, limits, stats, watch):
-                yield Emitted(emitted, target.logprobs[: len(emitted)])
-            if settings.is_adaptive and self.estimates.target.is_known:
-                stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
+            yield from self.rounds(slot, completion, stats)
         finally:
             self._pool.give_back(slot)
 

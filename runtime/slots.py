@@ -78,12 +78,19 @@ class SlotPool:
         self._lock = threading.RLock()  # a stream that is dropped gives its slot back in whatever thread collects it
 
     def take(self, prompt: Sequence[int], min_width: int) -> Slot:
-        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle."""
+        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle.
+
+        Where that is less than half of the prompt and of what the slot holds, the slot that was idle longest serves, so
+        that a few tokens in common do not cost another sequence its cache.
+        """
         with self._lock:
             if not self._idle:
                 return self._open_slot()
-            held = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
-            return self._idle.pop(held.index(max(held)))
+            reusable = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
+            most = max(reusable)
+            best = reusable.index(most)
+            is_half = 2 * most >= min(len(prompt) - 1, self._idle[best].target.model.kv_len)
+            return self._idle.pop(best if is_half else 0)
 
     def give_back(self, slot: Slot) -> None:
         """Make ``slot`` idle."""

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from specrt.runtime.completion import Completion
 from specrt.runtime.result import Result, Stats
-from specrt.runtime.round import Watch
+from specrt.runtime.round import Round
 from specrt.runtime.sampling.logprobs import TokenLogprobs
-from specrt.runtime.settings import Settings
 from specrt.runtime.text.stops import StopWatch
 
 
-class Emitted(NamedTuple):
-    """What a round emitted, with log-probabilities where they are wanted."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-
-
-# (stats to keep, what gets each token) -> rounds
-Rounds = Callable[[Stats, Watch], Iterator[Emitted]]
-
-
 class Step(NamedTuple):
-    """What one round added. ``text`` became final in it, and may be empty or end before the text of ``token_ids``.
+    """What one round added, the prefill included. ``text`` became final in it, and may be empty.
 
-    The first step is the prefill's, which drafts nothing; the last may have text alone, that a stop string held back.
     Of ``token_ids`` the first ``num_accepted_tokens`` were drafted, and the rest are the target's own.
     """
 
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs]
+    logprobs: Sequence[TokenLogprobs]
     num_draft_tokens: int
     num_accepted_tokens: int
 
@@ -41,22 +29,24 @@ class Step(NamedTuple):
 class Stream:
     """Pieces of text as they become final. Iterate once; close it to stop early and free the sequence.
 
-    The joined pieces equal ``result.text``. ``token_ids`` holds the new ids so far, ``settings`` what is in force.
-    ``steps`` is the same stream round by round, for a caller that interleaves several: iterate one of the two.
+    The joined pieces equal ``result.text``. ``settings`` is what is in force, ``rounds`` what was done so far: the
+    prefill, then the rounds. ``steps`` is the same stream round by round, for a caller that interleaves several:
+    iterate one of the two.
     """
 
-    def __init__(self, rounds: Rounds, text: StopWatch, settings: Settings) -> None:
-        self.settings = settings
-        self.stats = Stats()
-        self.token_ids: list[int] = []
-        self._text = text
+    def __init__(self, rounds: Iterator[Round], completion: Completion, text: StopWatch, stats: Stats) -> None:
+        self.settings, self.stats = completion.settings, stats
+        self.rounds: list[Round] = []
+        self._completion, self._text = completion, text
         self._started: float | None = None
         self._result: Result | None = None
         self.steps: Iterator[Step] = self._run(rounds)
         self._pieces = (step.text for step in self.steps if step.text)
 
-    def _watch(self, token: int) -> bool:
-        return self._text.push(token, self.stats.completion_tokens >= self.settings.min_new_tokens)
+    @property
+    def token_ids(self) -> list[int]:
+        """The new ids so far."""
+        return self._completion.new_tokens
 
     @property
     def elapsed_ms(self) -> float:
@@ -65,44 +55,33 @@ class Stream:
             return self.stats.total_ms
         return (time.perf_counter() - self._started) * 1e3
 
-    def _run(self, rounds: Rounds) -> Iterator[Step]:
+    def _run(self, rounds: Iterator[Round]) -> Iterator[Step]:
         started = self._started = time.perf_counter()
-        stats = self.stats
         pieces: list[str] = []
-        logprobs: list[TokenLogprobs] = []
-        drafted = accepted = 0
-        for emitted in rounds(stats, self._watch):
-            if not self.token_ids:
-                stats.time_to_first_token_ms = (time.perf_counter() - started) * 1e3
-            self.token_ids += emitted.token_ids
-            logprobs += emitted.logprobs
+        for done in rounds:
+            if done.is_prefill:
+                self.stats.time_to_first_token_ms = (time.perf_counter() - started) * 1e3
+            self.rounds.append(done)
             pieces.append(self._text.take())
-            yield Step(pieces[-1], *emitted, stats.drafted - drafted, stats.accepted - accepted)
-            drafted, accepted = stats.drafted, stats.accepted
-        if piece := self._text.finish():
-            pieces.append(piece)
-            yield Step(piece, [], [], 0, 0)
-        stats.total_ms = (time.perf_counter() - started) * 1e3
-        self._result = self._finished("".join(pieces), logprobs)
+            yield Step(pieces[-1], done.emitted, done.logprobs, len(done.drafted), done.num_accepted)
+        self.stats.total_ms = (time.perf_counter() - started) * 1e3
+        self._result = self._finished("".join(pieces))
 
-    def _finished(self, text: str, logprobs: list[TokenLogprobs]) -> Result:
-        stop: int | str | None = self._text.matched
-        if stop is not None:
-            self.stats.finish_reason = "stop"
-        elif self.token_ids and self.token_ids[-1] in self.settings.ending_ids:
-            stop = self.token_ids[-1]
+    def _finished(self, text: str) -> Result:
+        completion, settings = self._completion, self.settings
+        assert completion.finish_reason is not None, "rounds go on until there is a reason"
+        logprobs = None if settings.logprobs is None else [entry for done in self.rounds for entry in done.logprobs]
         return Result(
-            self.token_ids,
-            text,
-            self.stats.finish_reason or "length",
-            stop,
-            None if self.settings.logprobs is None else logprobs,
-            self.settings,
-            self.stats,
+            completion.new_tokens, text, completion.finish_reason, completion.stop, logprobs, settings, self.stats
         )
 
     def __iter__(self) -> Iterator[str]:
         return self._pieces
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether ``result`` is there."""
+        return self._result is not None
 
     @property
     def result(self) -> Result:

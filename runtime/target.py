@@ -1,4 +1,4 @@
-"""A cached model and its verifier: verdicts of the target on drafted ids, and the next ids of a draft."""
+"""The target of one generation: a pass over the drafted ids, and the samplers that verify them where the logits are."""
 
 from __future__ import annotations
 
@@ -6,45 +6,84 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
-from specrt.engines.errors import ParityError
-from specrt.engines.interface import Binding
+from specrt.engines.contract import INPUT_IDS, LOGITS, NUM_ACCEPTED, TOKENS
+from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.samplers import MATCH, MATCH_SAMPLED, UNIFORMS
 from specrt.runtime.drafting.deferred import DeferredTokens, memory_of
-from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.logprobs import Logprobs, TokenLogprobs
-from specrt.runtime.sampling.verifier import DraftSampler, Verifier
+from specrt.runtime.sampling.penalties import Processing
+from specrt.runtime.sampling.samplers import Warp
+from specrt.runtime.sampling.uniforms import VERIFY, Uniforms
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import SlotModel
 
 
 class Target:
-    """The target of one generation. ``logprobs`` holds those of the last verdict, where they were asked for."""
+    """Verifies drafts by ``settings.rule``. ``logprobs`` holds those of the last verdict, where they are asked for.
 
-    def __init__(self, model: KVCachedModel, verifier: Verifier, logprobs: Logprobs | None = None) -> None:
-        self.model, self._verifier, self._logprobs = model, verifier, logprobs
+    ``sampler`` is one of its samplers, for what is in the memory of all of them.
+    """
+
+    def __init__(self, slot: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
+        self.model, samplers = slot.model, slot.samplers
         self.logprobs: list[TokenLogprobs] = []
         self._is_checked = False
+        self._processing = Processing(samplers, settings, num_prompt_tokens, self.model.spec.vocab_size)
+        self._by_position = settings.rule == MATCH
+        replaced = self._processing.replaced
+        variant = "processed" if replaced else ""
+        self._warp: Warp | None = None
+        self._uniforms: Uniforms | None = None
+        if settings.is_greedy:
+            self._rule = self.sampler = samplers.sampler(MATCH, variant, replaced)
+        else:
+            self._warp = Warp(samplers, settings, variant, replaced)
+            self._uniforms = Uniforms(settings.seed or 0)
+            self.sampler = samplers.sampler(MATCH_SAMPLED)
+            self._rule = self.sampler if self._by_position else samplers.sampler(settings.rule)
+            self._random = samplers.host[UNIFORMS]  # [max_rows, 3] f32
+        self._logprobs = None if settings.logprobs is None else Logprobs(samplers, settings.logprobs)
 
     def verify(self, committed: Sequence[int], drafted: Sequence[int], is_sampled: bool = True) -> tuple[int, int]:
         """Feed what the cache lacks of ``committed``, and ``drafted``; return (accepted n, the target's next token).
 
-        ``is_sampled`` as in ``specrt.runtime.drafting.drafters.Drafter``.
+        ``is_sampled`` as in ``specrt.runtime.drafting.drafters.Drafter``: drafts that were not sampled are matched with
+        the target's own draws, also where the rule is another. Drafted ids that come late are known afterwards.
 
-        Raises ``ValueError`` when the buffers cannot hold it, and ``ParityError`` when the first logits are not finite.
+        Raises ``ValueError`` when the buffers cannot hold it, ``ParityError`` when the first logits are not finite, and
+        ``UsageError`` when processors leave no id where the text goes on.
         """
         model = self.model
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
         if not self._is_checked:
             self._check_finite()
-        accepted, token = self._verifier.verify(width, rows, committed, drafted, is_sampled)
+        num_open = self._processing.run(width, rows, committed, (), drafted) if self._processing.replaced else rows
+        if self._warp is not None:
+            self._warp.run(width, rows)
+        if self._uniforms is not None:
+            if self._by_position:
+                self._random[:rows] = self._uniforms.at_positions(len(committed), rows)
+            else:
+                self._random[:rows] = self._uniforms.of_round(VERIFY, len(committed), rows)
+            self.sampler.upload(UNIFORMS)
+        rule = self._rule if drafted and is_sampled else self.sampler
+        rule.run(width, rows)
         if isinstance(drafted, DeferredTokens):
+            verdict, tokens, fed = rule.read(NUM_ACCEPTED, TOKENS, INPUT_IDS)
+            drafted.learn(fed[0, width - len(drafted) : width].tolist())  # a filler follows only one id alone
             model.learn(len(committed), drafted)
+        else:
+            verdict, tokens = rule.read(NUM_ACCEPTED, TOKENS)
+        accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids are repetitions
+        if accepted >= num_open:
+            raise UsageError(
+                f"logits_processors: no id is left after {len(committed) + accepted} tokens; "
+                "they must allow at least one whatever they have accepted"
+            )
+        token = int(tokens[accepted])
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
         return accepted, token
-
-    @property
-    def sampler(self) -> Binding:
-        """See ``Verifier.sampler``."""
-        return self._verifier.sampler
 
     def rollback(self, num_committed: int) -> None:
         """The sequence has ``num_committed`` tokens: forget the KV of what was drafted beyond them."""
@@ -59,45 +98,3 @@ class Target:
                 f"target: the largest logit after the prompt is {largest} in {self.model.spec.dtype}, expected a finite"
                 " one; export the bundle again with --dtype fp32"
             )
-
-
-class Draft:
-    """The draft model of one generation.
-
-    ``verdict`` is the target's sampler, where ids may pass to the target without the host's seeing them: on one device.
-    """
-
-    def __init__(self, model: KVCachedModel, verifier: DraftSampler, verdict: Binding | None = None) -> None:
-        self.model, self._verifier = model, verifier
-        self._verdict = verdict if verifier.is_async else None
-        self._drafted: tuple[int, Sequence[int]] = (0, ())  # from which position on, and what
-
-    def begin(self) -> list[int]:
-        """An empty list of drafted ids, to be filled by ``next``."""
-        return [] if self._verdict is None else DeferredTokens(self._verdict)
-
-    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """Feed what the cache lacks of ``committed`` and ``drafted``; return the id that the draft puts next.
-
-        None when logits processors leave it none, ``UNKNOWN`` where it comes late.
-        """
-        beyond = max(0, self.model.kv_len - len(committed))
-        width, _ = self.model.feed(self._pending(committed, drafted), 1, memory_of(drafted, beyond))
-        self._drafted = (len(committed), drafted)
-        return self._verifier.draw(width, committed, drafted)
-
-    def prefill(self, committed: Sequence[int]) -> None:
-        """Feed what the cache lacks of ``committed``."""
-        self.model.prefill(self._pending(committed, ()))
-
-    def rollback(self, num_committed: int) -> None:
-        """The sequence has ``num_committed`` tokens: forget what was drafted beyond them."""
-        if self._verdict is not None:
-            self.model.learn(*self._drafted)
-            self._drafted = (0, ())
-        self.model.rollback(min(self.model.kv_len, num_committed - 1))
-
-    def _pending(self, committed: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        kv_len = self.model.kv_len
-        beyond = max(0, kv_len - len(committed))
-        return [*committed[kv_len:], *drafted[beyond:]]

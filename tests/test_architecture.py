@@ -129,6 +129,14 @@ def test_tools_import_what_is_heavy_inside_the_command() -> None:
     assert violations(heavy, sorted((ROOT / "tools").rglob("*.py"))) == {}
 
 
+def test_the_server_knows_the_runtime_and_no_other_tool() -> None:
+    def wrong(path: Path) -> list[str]:
+        names = {name for name in imports(path) if arrow_of(name) in ("tools", "exporter")}
+        return sorted(name for name in names if not name.startswith("specrt.tools.serving"))
+
+    assert violations(wrong, sorted((ROOT / "tools" / "serving").rglob("*.py"))) == {}
+
+
 def test_no_command_needs_an_experiment() -> None:
     others = [path for path in SOURCES if not path.is_relative_to(LAB)]
     assert violations(lambda path: [n for n in imports(path) if n.startswith("specrt.tools.lab")], others) == {}

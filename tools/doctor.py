@@ -18,7 +18,7 @@ from specrt.engines.gpu.discovery import Gpu, find_gpus
 from specrt.engines.gpu.driver import INSTALL, open_cuda
 from specrt.engines.trt.library import LIBRARIES, load_library
 
-# Distributions whose versions matter, and what brings them.
+# Distributions whose versions matter, and how to install them.
 _DISTRIBUTIONS = {
     "numpy": "pip install specrt",
     "tokenizers": "pip install specrt",
@@ -37,7 +37,7 @@ _CPU_PROVIDER, _CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing that specrt does: whether it can here, and if not, why and how to fix it."""
+    """One function of specrt: whether it works here, and if not, why and how to fix it."""
 
     name: str
     possible: bool
@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed; runs nothing on them."""
+    """Examine this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed; runs nothing on them."""
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     providers, gpus = _providers(), find_gpus()
     return Diagnosis(
@@ -121,7 +121,7 @@ def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
 
 
 def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
-    """The provider is asked for when a bundle is opened; here it is only looked for."""
+    """Whether the provider is present. It is only loaded when a bundle is opened."""
     name, fix = "run with onnxruntime (CUDA)", "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
     if (reason := _no_cuda(gpus)) is not None:
         return Ability(name, False, *reason)
@@ -139,7 +139,7 @@ def _can_run(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
 
 
 def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
-    """Why nothing runs on a GPU, and how to fix it; None where it may."""
+    """Why nothing runs on a GPU, and how to fix it; None if something may."""
     if not gpus:
         return "no NVIDIA GPU is found", None
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
@@ -152,23 +152,23 @@ def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """The diagnosis as lines on standard output, so that commands can be copied whole."""
+    """Print the diagnosis as plain lines on standard output, so that commands can be copied."""
     console = Console()
 
-    def say(line: str) -> None:
+    def show(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"specrt {diagnosis.specrt}, Python {diagnosis.python}, {diagnosis.system}")
+    show(f"specrt {diagnosis.specrt}, Python {diagnosis.python}, {diagnosis.system}")
     for name, version in diagnosis.versions.items():
-        say(f"  {name}: {version or 'not installed; ' + diagnosis.install[name]}")
-    say(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
+        show(f"  {name}: {version or 'not installed; ' + diagnosis.install[name]}")
+    show(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
     for gpu in diagnosis.gpus:
-        say(
+        show(
             f"GPU: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver_version}, "
             f"{gpu.memory_bytes / 1e9:.0f} GB"
         )
     if not diagnosis.gpus:
-        say("GPU: none found (nvidia-smi lists none)")
+        show("GPU: none found (nvidia-smi lists none)")
     for ability in diagnosis.abilities:
         answer = "yes" if ability.possible else f"no: {ability.reason}"
-        say(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")
+        show(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from specrt.runtime.drafting.acceptance import Acceptance, expected_tokens
 from specrt.runtime.drafting.deferred import DeferredTokens
-from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
+from specrt.runtime.drafting.drafters import DeferredDrafter, ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.latency import FurtherReads, LatencyModel
 
 MODEL = "model"
@@ -107,14 +107,13 @@ class AdaptiveDrafter:
         self._plain_rounds, self._wait = 0, _FIRST_PROBE
         self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
 
+    def prefill(self, committed: Sequence[int]) -> None:
+        """Fill the draft model's cache, if that may pay."""
+        if self._model is not None and self._is_model_likely(self._model, committed):
+            self._model.prefill(committed)
+
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """See ``specrt.runtime.drafting.drafters.Drafter``. ``k = 0`` fills the draft model's cache, if that may
-        pay.
-        """
-        if k == 0:
-            if self._model is not None and self._is_model_likely(self._model, committed):
-                self._model.propose(committed, 0)
-            return []
+        """See ``specrt.runtime.drafting.drafters.Drafter``. ``k`` is 1 or more."""
         choice = self._choose(committed, k)
         drafted = self._draft(choice, committed)
         source = choice.source if drafted else None
@@ -131,7 +130,7 @@ class AdaptiveDrafter:
         source, num_drafted, before, since = self._proposed
         self._proposed = None
         target_ms = (self._clock() - since) * 1e3
-        if self._late is not None and self._model is not None:
+        if self._late is not None and isinstance(self._model, DeferredDrafter):
             (pending, started), self._late = self._late, None
             draft_ms = self._model.last_ms
             self._observe_draft(pending, num_drafted, draft_ms)

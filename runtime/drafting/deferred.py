@@ -18,20 +18,18 @@ class DeferredTokens(list[int]):
 
     def __init__(self, sampler: Binding) -> None:
         super().__init__()
-        self._head = sampler
+        self._sampler = sampler
         self.memory = sampler.memory[TOKENS]
 
     def take(self, token: Memory) -> None:
         """The id to be appended next is in ``token`` [1] i64: keep a copy."""
-        self._head.take(TOKENS, len(self), token)
+        self._sampler.take(TOKENS, len(self), token)
 
     def learn(self, ids: Sequence[int]) -> None:
         """The ids are these, one for each."""
         self[:] = ids
 
 
-def memory_of(drafted: Sequence[int], first: int = 0) -> Any:
-    """The memory [N] i64 of the drafted ids from ``first`` on; None where there are none, or the host knows them."""
-    if isinstance(drafted, DeferredTokens) and len(drafted) > first:
-        return drafted.memory[first : len(drafted)]
-    return None
+def memory_of(drafted: Sequence[int]) -> Any:
+    """The memory [N] i64 of the drafted ids; None where there are none, or the host knows them."""
+    return drafted.memory[: len(drafted)] if isinstance(drafted, DeferredTokens) and drafted else None

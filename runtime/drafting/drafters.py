@@ -1,13 +1,14 @@
-"""Where drafts come from, behind an interface of two methods: ``propose(committed, k)`` and
-``rollback(num_committed)``.
-"""
+"""Where drafts come from, behind an interface of three methods: ``prefill``, ``propose`` and ``rollback``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from specrt.runtime.target import Draft
+from specrt.engines.interface import Binding
+from specrt.runtime.drafting.deferred import DeferredTokens
+from specrt.runtime.model import UNKNOWN, KVCachedModel
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 
 
 class Drafter(Protocol):
@@ -20,8 +21,12 @@ class Drafter(Protocol):
     @property
     def is_sampled(self) -> bool: ...
 
+    def prefill(self, committed: Sequence[int]) -> None:
+        """Read ``committed``, the prompt, once before the first ``propose``."""
+        ...
+
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """At most ``k`` tokens that may follow ``committed``; fewer where it has none. ``k = 0`` only catches up.
+        """At most ``k`` tokens that may follow ``committed``; fewer where it has none.
 
         Ids that come late are known after the verdict on them.
         """
@@ -37,6 +42,9 @@ class NoDrafter:
 
     is_sampled = True
 
+    def prefill(self, committed: Sequence[int]) -> None:
+        """See ``Drafter.prefill``."""
+
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
         return []
@@ -51,53 +59,90 @@ class ModelDrafter:
     It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
     and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
     it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
-    On a device the ids come late (``specrt.runtime.drafting.deferred``): the host does not wait for them.
     """
 
     is_sampled = True
 
-    def __init__(self, draft: Draft, target_vocab_size: int) -> None:
-        self._draft = draft
+    def __init__(self, model: KVCachedModel, sampler: DraftSampler, target_vocab_size: int) -> None:
+        self.model, self._sampler = model, sampler
         self._vocab_size = target_vocab_size
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        """See ``Drafter.prefill``."""
+        pending = self.model.missing(committed)
+        if self._can_feed(committed, pending):
+            self.model.prefill(pending)
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
-        if not self.can_propose(committed):
+        pending = self.model.missing(committed)
+        if not self._can_feed(committed, pending):
             return []
-        room = self._draft.model.spec.max_seq_len - len(committed)
-        if k == 0:
-            self._draft.prefill(committed)
-            return []
-        drafted = self._draft.begin()
-        self._draft.model.binding.mark(0)
-        for _ in range(min(k, room + 1)):
-            token = self._draft.next(committed, drafted)
-            if token is None or token >= self._vocab_size:
-                break
-            drafted.append(token)
-        self._draft.model.binding.mark(1)
-        return drafted
-
-    @property
-    def last_ms(self) -> float:
-        """What the last draft took. Where its ids come late, that is known after the verdict on them."""
-        return self._draft.model.binding.elapsed_ms()
+        room = self.model.spec.max_seq_len - len(committed)
+        return self._draft(committed, pending, min(k, room + 1))
 
     def rollback(self, num_committed: int) -> None:
         """See ``Drafter.rollback``."""
-        self._draft.rollback(num_committed)
+        self.model.rollback(min(self.model.kv_len, num_committed - 1))
 
     def can_propose(self, committed: Sequence[int]) -> bool:
         """Whether the model's context holds ``committed``, and its vocabulary what the cache lacks of it."""
-        model = self._draft.model
-        model.follow()
-        pending = committed[model.kv_len :]
-        return len(committed) <= model.spec.max_seq_len and model.spec.knows(max(pending, default=0))
+        return self._can_feed(committed, self.model.missing(committed))
 
     def num_pending(self, committed: Sequence[int]) -> int:
         """How many of ``committed`` its cache lacks."""
-        self._draft.model.follow()
-        return len(committed) - min(self._draft.model.kv_len, len(committed))
+        return len(self.model.missing(committed))
+
+    def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
+        drafted: list[int] = []
+        for _ in range(k):
+            width, _ = self.model.feed(pending, 1)
+            token = self._sampler.draw(width, committed, drafted)
+            if token is None or token >= self._vocab_size:
+                break
+            drafted.append(token)
+            pending = (token,)
+        return drafted
+
+    def _can_feed(self, committed: Sequence[int], pending: Sequence[int]) -> bool:
+        spec = self.model.spec
+        return len(committed) <= spec.max_seq_len and spec.knows(max(pending, default=0))
+
+
+class DeferredDrafter(ModelDrafter):
+    """Drafts of a model on the target's device. The host does not wait for the ids: they are known with the verdict.
+
+    ``sampler`` of the constructor must not depend on drafted ids; ``verdict`` is a sampler of the target, in whose
+    memory the ids are kept.
+    """
+
+    def __init__(self, model: KVCachedModel, sampler: DraftSampler, target_vocab_size: int, verdict: Binding) -> None:
+        super().__init__(model, sampler, target_vocab_size)
+        self._verdict = verdict
+        self._drafted: tuple[int, Sequence[int]] = (0, ())  # from which position on, and what
+
+    def rollback(self, num_committed: int) -> None:
+        """See ``Drafter.rollback``."""
+        self.model.learn(*self._drafted)
+        self._drafted = (0, ())
+        super().rollback(num_committed)
+
+    @property
+    def last_ms(self) -> float:
+        """What the last draft took, known after the verdict on it."""
+        return self.model.binding.elapsed_ms()
+
+    def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
+        drafted, late = DeferredTokens(self._verdict), None
+        self._drafted = (len(committed), drafted)
+        self.model.binding.mark(0)
+        for _ in range(k):
+            width, _ = self.model.feed(pending, 1, late)
+            self._sampler.draw(width, committed, drafted)
+            drafted.append(UNKNOWN)
+            pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
+        self.model.binding.mark(1)
+        return drafted
 
 
 class NGramDrafter:
@@ -113,6 +158,10 @@ class NGramDrafter:
         self._sizes = range(max_n, min_n - 1, -1)
         self._next: dict[tuple[int, ...], int] = {}
         self._indexed = 0
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        """See ``Drafter.prefill``."""
+        self._index(committed)
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""

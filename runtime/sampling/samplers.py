@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from specrt.engines.contract import INPUT_IDS, LOGITS, ROW_INDICES
 from specrt.engines.interface import Array, Binding, Engine, Memory
-from specrt.engines.samplers import NUCLEUS_IS_LARGER, THRESHOLD
+from specrt.engines.samplers import (
+    FILTER,
+    FILTER_WIDE,
+    MIN_P,
+    NUCLEUS,
+    NUCLEUS_IS_LARGER,
+    NUM_SORTED,
+    SOFTMAX,
+    TEMPERATURE,
+    THRESHOLD,
+    TOP_K,
+    TOP_P,
+)
+from specrt.runtime.settings import Settings
+
+_FILTERS = (FILTER, FILTER_WIDE, NUCLEUS)  # each takes the rows that the one before it could not
 
 
 class SamplerEngines:
@@ -69,7 +84,7 @@ class SlotSamplers:
 
 
 class Warp:
-    """Logits to probabilities: softmax, or filters.
+    """Logits to probabilities by the temperature and filters of ``settings``: softmax, or filters.
 
     Filters sort only the most likely ids. Where the nucleus is larger, the next one sorts more, and the last finds its
     threshold without a sort; rows that fitted come out of it with the same bits. All are opened here, none in a round.
@@ -77,13 +92,17 @@ class Warp:
     """
 
     def __init__(
-        self, samplers: SlotSamplers, names: Sequence[str], variant: str, replaced: Mapping[str, Memory]
+        self, samplers: SlotSamplers, settings: Settings, variant: str, replaced: Mapping[str, Memory]
     ) -> None:
+        names = (SOFTMAX,) if not settings.filters else _FILTERS[settings.top_k > NUM_SORTED :]
         first = samplers.sampler(names[0], variant, replaced)
         own = {tensor: first.memory[tensor] for tensor in (NUCLEUS_IS_LARGER, THRESHOLD) if tensor in first.memory}
         further = names[1:][-1:] if samplers.is_async else names[1:]
         self._bindings = [first, *(samplers.sampler(name, variant, {**replaced, **own}) for name in further)]
         self._looks = not samplers.is_async and bool(own)
+        samplers.write({TEMPERATURE: settings.temperature})
+        if settings.filters:
+            samplers.write({TOP_K: settings.top_k, TOP_P: settings.top_p, MIN_P: settings.min_p})
 
     def run(self, width: int, rows: int) -> None:
         """Write the probabilities of ``rows`` rows."""

@@ -44,7 +44,7 @@ class StopWatch:
         """Add a token; True when it completes a stop string.
 
         Without ``may_stop`` no stop string counts whose last character this token makes final. One that counts may
-        begin in such text. Raises ``ValueError`` after a match and after ``finish``.
+        begin in such text. Raises ``ValueError`` after a match and after ``end``.
         """
         if self._ended:
             raise ValueError("the text has ended, it takes no more tokens; make a new StopWatch for another output")
@@ -57,8 +57,8 @@ class StopWatch:
         self._released.clear()
         return text
 
-    def finish(self) -> str:
-        """End the stream and return the text not taken yet. After a match, nothing more is read from the stream.
+    def end(self) -> None:
+        """No more tokens come: all text is final. After a match, nothing more is read from the stream.
 
         A stop string may be completed here and then is ``matched``, unless the last token was one without ``may_stop``.
         """
@@ -66,7 +66,6 @@ class StopWatch:
             self._advance(self._stream.flush())
             self._released.append(self._held)
             self._held, self._ended = "", True
-        return self.take()
 
     def _advance(self, piece: str) -> bool:
         if not self._root.longer:  # no stop strings

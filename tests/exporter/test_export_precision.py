@@ -131,5 +131,5 @@ def test_reference_is_what_two_passes_agree_on() -> None:
     ids = np.arange(3)
     assert (reference_logits(_Unsteady(0), ids) == 1).all()
     assert (reference_logits(_Unsteady(2), ids) == 1).all()
-    with pytest.raises(ParityError, match="other logits at every pass"):
+    with pytest.raises(ParityError, match="logits differ in every pass"):
         reference_logits(_Unsteady(9), ids)

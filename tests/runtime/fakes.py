@@ -12,22 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
 from specrt.engines.fake import FakeEngine, FakeSampler, NextToken, fake_spec
 from specrt.engines.interface import Array
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.samplers import SamplerEngines
-from specrt.runtime.sampling.verifier import DraftSampler, Verifier, draft_probs
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
-from specrt.runtime.target import Draft, Target
+from specrt.runtime.target import Target
 
 VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
 POISON = 1_000_003.0
@@ -134,17 +135,36 @@ def slot_of(
 
 def open_target(engine: Engine) -> Target:
     """A greedy target."""
-    opened = slot_of(engine)
-    return Target(opened.model, Verifier(opened.samplers, Settings(), 0))
+    return Target(slot_of(engine), Settings(), 0)
+
+
+class Draft(NamedTuple):
+    """What a ``ModelDrafter`` drafts with."""
+
+    model: KVCachedModel
+    sampler: DraftSampler
 
 
 def open_draft(engine: Engine) -> Draft:
     """A greedy draft, whose samplers verify one row."""
     opened = slot_of(engine, max_rows=1)
-    return Draft(opened.model, DraftSampler(opened.samplers, Settings(), 0, VOCAB_SIZE, None))
+    return Draft(opened.model, DraftSampler(opened, opened, Settings(), 0))
 
 
 # --- the loop ------------------------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """When to stop: ids that end the text, new tokens wanted, and the target's context. And K."""
+
+    ending_ids: frozenset[int]
+    max_new_tokens: int
+    max_seq_len: int
+    k: int
+
+    def completion(self, prompt: Sequence[int]) -> Completion:
+        settings = Settings(self.max_new_tokens, self.k, ending_ids=tuple(self.ending_ids))
+        return Completion(prompt, settings, self.max_seq_len)
 
 
 def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len: int = 256) -> Limits:
@@ -152,7 +172,10 @@ def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len:
 
 
 class Script:
-    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one); notes each k."""
+    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one).
+
+    ``calls`` has each k, and 0 for the prefill.
+    """
 
     is_sampled = True
 
@@ -160,6 +183,10 @@ class Script:
         self.tokens, self.wrong, self.bad = list(tokens), wrong, bad
         self.calls: list[int] = []
         self.commits: list[int] = []
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        self.calls.append(0)
+        assert list(committed) == self.tokens[: len(committed)]
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         self.calls.append(k)
@@ -180,6 +207,7 @@ class Run:
     rounds: list[list[int]]
     token_ids: list[int]
     stats: Stats
+    finish_reason: str | None
 
 
 Between = Callable[[list[int]], None]
@@ -193,13 +221,14 @@ def run(
     between: Between = lambda tokens: None,
 ) -> Run:
     """Generate to the end; ``between`` is called with the committed tokens after each round."""
-    tokens, stats, rounds = list(prompt), Stats(), []
-    for emitted in generate_tokens(tokens, target, drafter or NoDrafter(), limits, stats):
-        rounds.append(list(emitted))
-        between(tokens)
-    token_ids = tokens[len(prompt) :]
-    assert list(chain.from_iterable(rounds)) == token_ids
-    return Run(rounds, token_ids, stats)
+    completion, stats, rounds = limits.completion(prompt), Stats(), []
+    for done in generate_rounds(completion, target, drafter or NoDrafter()):
+        stats.add(done)
+        rounds.append(list(done.emitted))
+        between(completion.tokens)
+        assert done.finish_reason == completion.finish_reason
+    assert list(chain.from_iterable(rounds)) == completion.new_tokens
+    return Run(rounds, completion.new_tokens, stats, completion.finish_reason)
 
 
 def figures(stats: Stats) -> tuple[int, int, int, int, list[int]]:
@@ -217,15 +246,11 @@ class Pair:
 
     def begin_target(self, settings: Settings, prompt: Sequence[int]) -> Target:
         self.target.begin(prompt, 2 if settings.reproducible else 1)
-        return Target(self.target.model, Verifier(self.target.samplers, settings, len(prompt)))
+        return Target(self.target, settings, len(prompt))
 
     def begin_draft(self, settings: Settings, prompt: Sequence[int]) -> Draft:
         self.draft.begin(prompt, 1)
-        probs = draft_probs(self.target.samplers, settings)
-        return Draft(
-            self.draft.model,
-            DraftSampler(self.draft.samplers, settings, len(prompt), self.target.model.spec.vocab_size, probs),
-        )
+        return Draft(self.draft.model, DraftSampler(self.draft, self.target, settings, len(prompt)))
 
     def run(
         self,
@@ -237,7 +262,7 @@ class Pair:
         """A generation with ``drafter``, or else with what ``settings`` name."""
         target = self.begin_target(settings, prompt)
         if settings.draft == "model" and drafter is None:
-            drafter = ModelDrafter(self.begin_draft(settings, prompt), self.engine.spec.vocab_size)
+            drafter = ModelDrafter(*self.begin_draft(settings, prompt), self.engine.spec.vocab_size)
         elif settings.draft == "ngram":
             drafter = NGramDrafter()
         k, max_seq_len = settings.num_speculative_tokens, self.engine.spec.max_seq_len

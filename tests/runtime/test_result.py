@@ -7,6 +7,7 @@ import json
 import pytest
 
 from specrt.runtime.result import Result, Stats
+from specrt.runtime.round import Round
 from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.settings import Settings
 
@@ -15,7 +16,7 @@ def counted(*rounds: tuple[int, int, int]) -> Stats:
     """Stats after rounds of (drafted, accepted, emitted)."""
     stats = Stats()
     for num_drafted, num_accepted, num_emitted in rounds:
-        stats.count_round(num_drafted, num_accepted, num_emitted)
+        stats.add(Round([1] * num_emitted, [1] * num_drafted, num_accepted))
     return stats
 
 
@@ -27,9 +28,9 @@ def counted(*rounds: tuple[int, int, int]) -> Stats:
         ([(4, 0, 1)], 4, 0, 1, [1]),
         ([(4, 4, 5)], 4, 4, 1, [0, 0, 0, 0, 1]),
         ([(4, 2, 3), (4, 0, 1), (3, 2, 3)], 11, 4, 3, [1, 0, 2]),
-        ([(4, 3, 2)], 4, 2, 0, [0, 0, 1]),  # a stop cut the third accepted token and the target's own
+        ([(4, 2, 2)], 4, 2, 0, [0, 0, 1]),  # a stop cut the third accepted token and the target's own
         ([(4, 3, 3)], 4, 3, 0, [0, 0, 0, 1]),  # and here only the target's own
-        ([(4, 0, 1), (4, 4, 1)], 8, 1, 1, [1, 1]),
+        ([(4, 0, 1), (4, 1, 1)], 8, 1, 1, [1, 1]),
     ],
 )
 def test_a_round_is_counted_by_what_it_emitted(
@@ -49,8 +50,8 @@ def test_rates_follow_their_definitions() -> None:
 
 
 def test_a_cut_token_counts_in_no_figure() -> None:
-    """Both rounds accepted 4 of 4, a stop left 2 of the second: 6 of 8 accepted, 7 tokens in 2 rounds."""
-    stats = counted((4, 4, 5), (4, 4, 2))
+    """Both rounds' rule accepted 4 of 4, a stop left 2 of the second: 6 of 8 accepted, 7 tokens in 2 rounds."""
+    stats = counted((4, 4, 5), (4, 2, 2))
     assert stats.draft_acceptance_rate == pytest.approx(6 / 8)
     assert stats.mean_acceptance_length == pytest.approx(7 / 2)
 
@@ -100,7 +101,7 @@ def empty(stats: Stats) -> Result:
 
 def test_the_json_has_exactly_these_keys_and_values() -> None:
     stats = counted((4, 2, 3), (4, 0, 1), (3, 2, 2))
-    stats.prompt_tokens, stats.reused_prompt_tokens, stats.completion_tokens, stats.finish_reason = 9, 6, 7, "stop"
+    stats.prompt_tokens, stats.reused_prompt_tokens, stats.completion_tokens = 9, 6, 7
     stats.time_to_first_token_ms = 101.00004
     stats.prefill_ms, stats.draft_ms, stats.verify_ms, stats.total_ms = 100.0, 50.00004, 150.00006, 400.0
     logprobs = [TokenLogprobs(1, -0.5, ((4, -0.25), (1, -0.5))), TokenLogprobs(2, -1.0, ())]
@@ -161,5 +162,5 @@ def test_what_has_no_value_is_null_in_the_json() -> None:
 def test_the_histogram_in_the_json_is_a_copy() -> None:
     stats = counted((4, 1, 2))
     figures = stats.as_dict()
-    stats.count_round(4, 0, 1)
+    stats.add(Round([1], [1] * 4))
     assert figures["acceptance_histogram"] == [0, 1]

@@ -18,13 +18,14 @@ from specrt.engines.fake import fake_spec
 from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
+from specrt.runtime.round import generate_rounds
 from tests.runtime.fakes import (
     ALL_K,
     POISON,
     PROMPT,
     VOCAB_SIZE,
     Engine,
+    Limits,
     Run,
     Script,
     Table,
@@ -50,14 +51,17 @@ def test_exactly_the_tokens_before_the_wrong_one_are_accepted(k: int, wrong: int
     tokens = continuation(next_token, 80)
     count = 1 + 5 * (wrong + 1)
     target = open_target(engine_of(next_token))
-    stats, committed = Stats(), list(PROMPT)
-    rounds = generate_tokens(committed, target, Script(tokens, wrong), limits_of(k, 80), stats)
-    emitted = [next(rounds) for _ in range(6)]
-    assert [len(ids) for ids in emitted] == [1] + 5 * [wrong + 1]
-    assert committed == tokens[: len(PROMPT) + count]
+    stats, completion = Stats(), limits_of(k, 80).completion(PROMPT)
+    rounds = generate_rounds(completion, target, Script(tokens, wrong))
+    done = [next(rounds) for _ in range(6)]
+    assert [len(step.emitted) for step in done] == [1] + 5 * [wrong + 1]
+    assert [step.is_prefill for step in done] == [True] + 5 * [False]
+    assert completion.tokens == tokens[: len(PROMPT) + count]
+    for step in done:
+        stats.add(step)
     assert figures(stats) == (5, 5 * k, 5 * wrong, 5, [0] * wrong + [5])
     assert stats.completion_tokens == count
-    assert stats.finish_reason is None
+    assert completion.finish_reason is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_the_figures_of_a_whole_generation(
     assert figures(done.stats) == expected
     assert script.calls == calls
     assert script.commits == list(accumulate(map(len, done.rounds[1:]), initial=len(PROMPT) + 1))[1:]
-    assert (done.stats.prompt_tokens, done.stats.completion_tokens, done.stats.finish_reason) == (5, 12, "length")
+    assert (done.stats.completion_tokens, done.finish_reason) == (12, "length")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[
     """201 tokens. One pass for each drafted token: catching up costs none of its own."""
     engine = engine_of(hashed(3))
     target, draft = open_target(engine), open_draft(engine)
-    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(k, 201))
+    done = run(target, ModelDrafter(*draft, VOCAB_SIZE), limits_of(k, 201))
     assert done.token_ids == continuation(hashed(3), 201)[len(PROMPT) :]
     assert done.stats.acceptance_histogram == histogram
     assert done.stats.draft_acceptance_rate == 1.0
@@ -122,7 +126,7 @@ def test_rounds_without_drafting_do_not_harm_later_drafts(k: int, every: int) ->
             self.calls += 1
             return super().propose(committed, k) if self.calls % every == 0 else []
 
-    done = run(open_target(engine), Sometimes(open_draft(engine), VOCAB_SIZE), limits_of(k, 210))
+    done = run(open_target(engine), Sometimes(*open_draft(engine), VOCAB_SIZE), limits_of(k, 210))
     assert done.token_ids == continuation(hashed(4), 210)[len(PROMPT) :]
     assert done.stats.drafted > 40
     assert done.stats.draft_acceptance_rate == 1.0
@@ -147,7 +151,7 @@ def test_a_draft_of_k_tokens_takes_one_pass_of_the_target() -> None:
 
 def test_drafts_shorter_than_k_are_verified_as_they_are() -> None:
     tokens = continuation(hashed(6), 14)
-    lengths = iter([0, 3, 0, 1, 0, 2, 0])
+    lengths = iter([3, 0, 1, 0, 2, 0])
 
     class Short(Script):
         def propose(self, committed: Sequence[int], k: int) -> list[int]:
@@ -214,7 +218,6 @@ def check_figures(done: Run, case: Case) -> None:
     """The identities between the counts, and the counts that the emitted pieces imply."""
     stats = done.stats
     assert stats.completion_tokens == len(done.token_ids) == bool(done.token_ids) + stats.accepted + stats.own
-    assert stats.prompt_tokens == len(case.prompt)
     assert stats.rounds == len(done.rounds[1:]) == sum(stats.acceptance_histogram)
     assert stats.accepted == sum(n * count for n, count in enumerate(stats.acceptance_histogram)) <= stats.drafted
     assert stats.drafted <= case.limits.k * stats.rounds
@@ -230,7 +233,7 @@ def check_figures(done: Run, case: Case) -> None:
 def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -> None:
     engine, draft_engine = Engine(case.spec, case.table), Engine(case.draft_spec, case.draft_table())
     target, draft = open_target(engine), open_draft(draft_engine)
-    drafter: Drafter | None = ModelDrafter(draft, case.spec.vocab_size)
+    drafter: Drafter | None = ModelDrafter(*draft, case.spec.vocab_size)
     if case.kind in ("none", "ngram"):
         drafter = NGramDrafter() if case.kind == "ngram" else None
 
@@ -239,7 +242,7 @@ def test_the_output_is_plain_and_the_caches_hold_what_is_committed(case: Case) -
         check_caches(tokens, draft.model, False)
 
     done = run(target, drafter, case.limits, case.prompt, between)
-    assert (done.token_ids, done.stats.finish_reason) == plain(case.table, case.prompt, case.limits)
+    assert (done.token_ids, done.finish_reason) == plain(case.table, case.prompt, case.limits)
     check_figures(done, case)
 
 
@@ -259,6 +262,9 @@ def test_a_drafter_that_raises_leaves_a_cache_that_can_be_used_again(num_rounds:
     tokens = continuation(hashed(16), 30)
 
     class Failing(Script):
+        def prefill(self, committed: Sequence[int]) -> None:
+            self.propose(committed, 0)
+
         def propose(self, committed: Sequence[int], k: int) -> list[int]:
             if len(self.calls) == num_rounds:
                 raise OSError("no draft today")
@@ -275,11 +281,12 @@ def test_a_generator_that_is_closed_leaves_caches_that_can_be_used_again() -> No
     tokens = continuation(hashed(17), 30)
     engine = engine_of(hashed(17))
     target, draft = open_target(engine), open_draft(engine)
-    rounds = generate_tokens(list(PROMPT), target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30), Stats())
-    assert [next(rounds), next(rounds)] == [tokens[5:6], tokens[6:11]]
+    completion = limits_of(4, 30).completion(PROMPT)
+    rounds = generate_rounds(completion, target, ModelDrafter(*draft, VOCAB_SIZE))
+    assert [next(rounds).emitted, next(rounds).emitted] == [tokens[5:6], tokens[6:11]]
     rounds.close()  # type: ignore[attr-defined]
     target.model.rollback(0)
     draft.model.rollback(0)
-    done = run(target, ModelDrafter(draft, VOCAB_SIZE), limits_of(4, 30))
+    done = run(target, ModelDrafter(*draft, VOCAB_SIZE), limits_of(4, 30))
     assert done.token_ids == tokens[len(PROMPT) :]
     assert done.stats.draft_acceptance_rate == 1.0

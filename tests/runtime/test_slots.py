@@ -75,10 +75,10 @@ def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, model
 
 
 class Held(Slot):
-    """A slot that claims to hold ``held`` tokens of any prompt."""
+    """A slot that claims to hold ``held`` tokens of any prompt, and ``others`` after them."""
 
-    def __init__(self, held: int) -> None:
-        self.held, self.is_closed = held, False
+    def __init__(self, held: int, others: int = 0) -> None:
+        self.held, self.kv_len, self.is_closed = held, held + others, False
         self.target: Any = self
         self.model = self
 
@@ -104,6 +104,19 @@ def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
     pool.give_back(opened[1])
     pool.close()
     assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "is_taken"),
+    [(3, 97, False), (4, 97, True), (8, 97, True), (3, 3, True), (3, 4, False), (0, 97, False)],
+)
+def test_a_few_tokens_in_common_do_not_cost_a_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
+    """Half of the prompt, less its last token, or half of what the slot holds must be shared."""
+    pool = SlotPool(lambda: Held(0))
+    idle_longest, other = Held(0), Held(held, others)
+    pool.give_back(idle_longest)
+    pool.give_back(other)
+    assert pool.take([1] * 9, 1) is (other if is_taken else idle_longest)
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------

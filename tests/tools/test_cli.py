@@ -12,17 +12,18 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.tools.cli import main
-from specrt.tools.lab import demo, models, overhead, steps
+from specrt.tools.lab import demo, models, overhead, soak, steps
 from specrt.tools.plan import calibrate
 from specrt.tools.report import readme_table
 from tests.tools.commands import invoke, one_error_line
 
-COMMANDS = ["export", "generate", "chat", "verify", "inspect", "bench", "align", "plan"]
+COMMANDS = ["export", "generate", "chat", "verify", "inspect", "bench", "align", "plan", "serve"]
 TOOLS = {
     "demo": demo.main,
     "models": models.main,
     "overhead": overhead.main,
     "steps": steps.main,
+    "soak": soak.main,
     "calibrate": calibrate.main,
     "readme_table": readme_table.main,
 }
@@ -56,7 +57,7 @@ def test_the_version_is_printed() -> None:
     assert invoke("--version").stdout == f"specrt, version {specrt.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["chat"], ["verify"], ["inspect"]])
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["chat"], ["verify"], ["inspect"], ["serve"]])
 def test_a_missing_bundle_exits_with_6(command: list[str], tmp_path: Path) -> None:
     result = invoke(*command, tmp_path / "none")
     assert result.exit_code == 6

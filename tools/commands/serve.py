@@ -46,7 +46,9 @@ _PARSERS = ("auto", "hermes", "llama3_json", "mistral", "json")
     default=None,
     help="Texts that are the same in every mix of requests.  [default: where passes of one row round otherwise]",
 )
-@click.option("--tool-parser", type=click.Choice(_PARSERS), default="auto", show_default=True)
+@click.option(
+    "--tool-parser", type=click.Choice(_PARSERS), default="auto", show_default=True, help="How the model calls tools."
+)
 @click.option("--metrics-prefix", default="vllm:", show_default=True, help="Of the names of Prometheus metrics.")
 @place_options
 def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
@@ -55,16 +57,18 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     Answers are 503 until it is loaded. The first SIGTERM or Ctrl-C lets requests finish, the second one ends them.
     """
     place = place_of(options)
+    from specrt.engines.manifest import manifest_from_bundle
     from specrt.tools.hashing import checked_manifest
     from specrt.tools.serving.defaults import sampling_defaults
     from specrt.tools.serving.guard import keys_from_file
-    from specrt.tools.serving.requests import Defaults
+    from specrt.tools.serving.protocol.requests import Defaults
     from specrt.tools.serving.server import Address, log_to_stderr, serve
     from specrt.tools.serving.service import Config, Limits, Service, check_prefix
+    from specrt.tools.terminal.progress import shown_progress
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []
     check_prefix(options["metrics_prefix"])
-    manifest = checked_manifest(bundle)
+    manifest = manifest_from_bundle(bundle)
     sampling = sampling_defaults(options["generation_config"], manifest)
     names = options["names"] or (bundle.resolve().name, manifest.target.source)
     limits = Limits(
@@ -74,21 +78,27 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     if not address.is_loopback and not keys:
         click.echo(f"specrt: warning: {host} can be reached by others, and there is no --api-key-file", err=True)
 
-    def load(url: str) -> Service:
+    def load() -> Service:
         import specrt
         from specrt.tools.serving.rounding import needs_reproducible
 
-        click.echo(f"specrt: loading {bundle}", err=True)
-        runtime = specrt.load(bundle, **place)
-        wanted = options["reproducible"]
-        reproducible = needs_reproducible(runtime) if wanted is None else wanted
-        defaults = Defaults(sampling, reproducible or None)
-        config = Config(names, limits, defaults, options["metrics_prefix"], options["tool_parser"])
-        service = Service(runtime, config)
-        how = ", reproducible" if reproducible else ""
-        click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
-        sys.stdout.flush()
+        checked_manifest(bundle)
+        with shown_progress() as progress:
+            progress.step("load")
+            runtime = specrt.load(bundle, **place)
+            progress.step("warm up")
+            wanted = options["reproducible"]
+            reproducible = needs_reproducible(runtime) if wanted is None else wanted
+            defaults = Defaults(sampling, reproducible or None)
+            config = Config(names, limits, defaults, options["metrics_prefix"], options["tool_parser"])
+            service = Service(runtime, config)
+            service.warm_up()
         return service
 
+    def announce(url: str, service: Service) -> None:
+        how = ", reproducible" if service.config.defaults.reproducible else ""
+        click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
+        sys.stdout.flush()
+
     log_to_stderr()
-    serve(address, load, keys, options["drain_timeout"])
+    serve(address, load, announce, keys, options["drain_timeout"])

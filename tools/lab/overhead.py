@@ -1,7 +1,7 @@
-"""``python -m specrt.tools.lab.overhead``: what the loop itself costs a round, and what importing and loading cost.
+"""``python -m specrt.tools.lab.overhead``: the loop's own time per round, and the time of imports.
 
-The engines are fakes that count the time they take; the rest of a round's time is the loop's own: drafting by n-gram,
-writing inputs, verifying, committing, rolling back, streaming text excluded.
+The engines are fakes that measure their own time. The rest of a round is the loop's: drafting by n-gram, writing
+inputs, verifying, committing and rolling back, without streaming text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import click
 
 from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.engines.interface import Array
+from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
 from specrt.runtime.drafting.drafters import Drafter, NGramDrafter
 from specrt.runtime.model import KVCachedModel
-from specrt.runtime.result import Stats
-from specrt.runtime.round import Limits, generate_tokens
-from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
-from specrt.runtime.sampling.verifier import Verifier
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
+from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
@@ -52,29 +52,27 @@ class _Timed:
 
 
 def next_token(prefix: Sequence[int]) -> int:
-    """A text that repeats itself with a change now and then: some drafts are accepted whole, some in part, some not."""
+    """A text that repeats itself with occasional changes, so that drafts are accepted fully, partly or not at all."""
     position = len(prefix)
     return (position % 11 + position // 97) % VOCAB_SIZE
 
 
 def loop_cost_us(drafter: Drafter) -> float:
-    """Microseconds a round that are spent outside the engines."""
+    """Microseconds per round outside the engines."""
     spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
     engine, sampler, clock = FakeEngine(spec, next_token), FakeSampler(spec), _Timed()
     clock.wrap(engine)
     clock.wrap(sampler)
-    model, stats = KVCachedModel(engine, spec), Stats()
-    samplers = SlotSamplers(SamplerEngines(lambda name: sampler), model.binding)
-    target = Target(model, Verifier(samplers, Settings(), 3))
-    limits = Limits(frozenset(), NUM_TOKENS, spec.max_seq_len, K)
+    slot = SlotModel(KVCachedModel(engine, spec), SamplerEngines(lambda name: sampler))
+    settings = Settings(NUM_TOKENS, K)
+    target, completion = Target(slot, settings, 3), Completion([1, 2, 3], settings, spec.max_seq_len)
     started = time.perf_counter()
-    for _ in generate_tokens([1, 2, 3], target, drafter, limits, stats):
-        pass
-    return (time.perf_counter() - started - clock.seconds) / stats.rounds * 1e6
+    num_rounds = sum(1 for _ in generate_rounds(completion, target, drafter)) - 1
+    return (time.perf_counter() - started - clock.seconds) / num_rounds * 1e6
 
 
 def _adaptive() -> Drafter:
-    """The default, on a clock by which every pass takes 10 ms: drafting pays, as it does with engines."""
+    """The default drafter, with a clock by which every pass takes 10 ms: drafting pays off, as with real engines."""
     estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
     return AdaptiveDrafter(
         NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, estimates, clock=count(step=0.01).__next__
@@ -90,7 +88,7 @@ def import_ms(statement: str) -> float:
 
 @click.command(cls=Tool)
 def main() -> None:
-    """The loop's own cost and the cost of importing."""
+    """Measure the loop's own time and the time of imports."""
     for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
         costs = [loop_cost_us(make()) for _ in range(9)]
         median = statistics.median(costs)

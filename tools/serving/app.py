@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from specrt.engines.errors import UsageError
 from specrt.tools.serving.bodies import json_body
-from specrt.tools.serving.errors import ApiError, internal, refused, unavailable
 from specrt.tools.serving.exchange import Exchange
 from specrt.tools.serving.guard import Guard
-from specrt.tools.serving.requests import chat_request, completion_request
-from specrt.tools.serving.responses import encoded
+from specrt.tools.serving.protocol.errors import ApiError, internal, refused, unavailable
+from specrt.tools.serving.protocol.requests import chat_request, completion_request
+from specrt.tools.serving.protocol.responses import encoded
 from specrt.tools.serving.service import Service
 from specrt.tools.serving.tokens import detokenized, tokenized
 

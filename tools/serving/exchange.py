@@ -11,14 +11,14 @@ from contextlib import suppress
 from starlette.types import Receive, Scope, Send
 
 from specrt.runtime.stream import Step
-from specrt.tools.serving.choices import Choice, Delta
-from specrt.tools.serving.errors import ApiError, internal, timed_out, unavailable
-from specrt.tools.serving.requests import Wanted
-from specrt.tools.serving.responses import DONE, Answer, encoded, event
+from specrt.tools.serving.protocol.choices import Choice, Delta
+from specrt.tools.serving.protocol.errors import ApiError, internal, timed_out, unavailable
+from specrt.tools.serving.protocol.requests import Wanted
+from specrt.tools.serving.protocol.responses import DONE, Answer, encoded, event
 from specrt.tools.serving.scheduler import DeadlinePassed, Draining
 from specrt.tools.serving.service import Job, Service
 
-_LOG = logging.getLogger("specrt.serving")
+_LOG = logging.getLogger(__name__)
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _SSE_HEADERS += [(b"x-accel-buffering", b"no")]
 _JSON = (b"content-type", b"application/json")
@@ -52,7 +52,7 @@ class Exchange:
                 raise ClientLeft
         except (ClientLeft, OSError):
             self._service.metrics.count("request_cancelled")
-            scope["specrt.cancelled"] = True
+            scope["specrt_cancelled"] = True
         finally:
             late.cancel()
             for task in (answering, leaving):
@@ -60,7 +60,7 @@ class Exchange:
             await asyncio.gather(answering, leaving, return_exceptions=True)
             self._service.scheduler.cancel(self._job.generations)
             self._service.metrics.observe("e2e_request_latency_seconds", time.monotonic() - self._job.arrived)
-            scope["specrt.tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
+            scope["specrt_tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
 
     async def _whole(self, send: Send) -> None:
         deltas = {choice.index: Delta() for choice in self._job.choices}
@@ -108,8 +108,9 @@ class Exchange:
                 raise timed_out(timeout_s)
             if isinstance(outcome, Draining):
                 raise unavailable("draining")
-            if choice.finish_reason is not None:
-                continue  # it was ended early, and this was on its way
+            was_ended = choice.finish_reason is not None
+            if was_ended:
+                continue  # early, and this was on its way
             if isinstance(outcome, BaseException):
                 _LOG.error("a generation failed", exc_info=outcome)
                 raise internal(outcome)

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.errors import ApiError
+from specrt.tools.serving.protocol.errors import ApiError
 
-_LOG = logging.getLogger("specrt.serving")
+_LOG = logging.getLogger(__name__)
 _PROTECTED = ("/v1", "/tokenize", "/detokenize")
 
 
@@ -62,9 +62,9 @@ class Guard:
 
     @staticmethod
     def _log(scope: Scope, status: int, seconds: float) -> None:
-        prompt, completion = scope.get("specrt.tokens", (None, None))
+        prompt, completion = scope.get("specrt_tokens", (None, None))
         tokens = "" if prompt is None else f" prompt_tokens={prompt} completion_tokens={completion}"
-        left = " client left" if scope.get("specrt.cancelled") else ""
+        left = " client left" if scope.get("specrt_cancelled") else ""
         path = scope["path"].encode("unicode_escape").decode()
         _LOG.info("%s %s %s %.0f ms%s%s", scope["method"], path, status or "-", seconds * 1e3, tokens, left)
 

@@ -1,4 +1,4 @@
-"""Whether passes of one row round as those of several do, on this machine: if not, text depends on the round's width."""
+"""Whether passes of one row round as those of several do on this machine. If not, a text depends on its rounds."""
 
 from __future__ import annotations
 

@@ -64,7 +64,13 @@ class Address:
 class Server(uvicorn.Server):
     """Loads while it listens. The first signal drains: what runs is finished. The second one ends it at once."""
 
-    def __init__(self, app: Starlette, load: Callable[[], Service], drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        load: Callable[[], Service],
+        drain_timeout_s: float,
+        ready: Callable[[Service], None] = lambda service: None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -80,7 +86,7 @@ class Server(uvicorn.Server):
         self.service: Service | None = None
         self.failure: BaseException | None = None
         self.has_drained = False
-        self._app, self._load, self._drain_timeout_s = app, load, drain_timeout_s
+        self._app, self._load, self._ready, self._drain_timeout_s = app, load, ready, drain_timeout_s
         self._is_stopping = False
 
     def start_loading(self) -> None:
@@ -95,6 +101,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
             return
         self._app.state.service = self.service
+        self._ready(self.service)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal."""
@@ -117,15 +124,19 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    address: Address, load: Callable[[str], Service], keys: Sequence[bytes] = (), drain_timeout_s: float = 30.0
+    address: Address,
+    load: Callable[[], Service],
+    announce: Callable[[str, Service], None],
+    keys: Sequence[bytes] = (),
+    drain_timeout_s: float = 30.0,
 ) -> None:
-    """Serve until a signal ends it. ``load`` gets the URL, and what it raises is raised here.
+    """Serve until a signal ends it. What ``load`` raises is raised here; ``announce`` gets the URL when it is loaded.
 
     Raises ``ResourceError`` where requests were cut off by the end of ``drain_timeout_s``.
     """
     with address.bind() as bound:
         url = address.url(bound)
-        server = Server(create_app(keys=keys), lambda: load(url), drain_timeout_s)
+        server = Server(create_app(keys=keys), load, drain_timeout_s, lambda service: announce(url, service))
         server.start_loading()
         try:
             server.run(sockets=[bound])
@@ -144,7 +155,7 @@ def log_to_stderr() -> None:
     """A line for each request on standard error, and uvicorn's warnings."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("specrt.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("specrt.tools.serving", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.addHandler(handler)

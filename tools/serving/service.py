@@ -14,12 +14,12 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
-from specrt.tools.serving.choices import Calling, Choice
-from specrt.tools.serving.errors import ApiError, invalid, refused, too_busy, unavailable
 from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
-from specrt.tools.serving.requests import Defaults, Wanted
+from specrt.tools.serving.protocol.choices import Calling, Choice
+from specrt.tools.serving.protocol.errors import ApiError, invalid, refused, too_busy, unavailable
+from specrt.tools.serving.protocol.requests import Defaults, Wanted
+from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
 from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
-from specrt.tools.serving.tool_parsers import FORMATS, format_of_template
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,11 @@ class Service:
         """The name that answers have."""
         return self.config.model_names[0]
 
+    def warm_up(self) -> None:
+        """Load what a first generation would load: the samplers, greedy and not."""
+        for temperature in (0.0, 1.0):
+            self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
+
     def check_model(self, name: Any) -> None:
         """Raise ``ApiError`` unless ``name`` is the model's, or nothing."""
         if name is None or name == "" or name in self.config.model_names:
@@ -157,7 +162,7 @@ class Service:
             total += len(ids)
             prefix = self._echo(prompt, ids) if wanted.echo else ""
             for number in range(wanted.n):
-                stream = self.runtime.stream(ids, **self._seeded(options, number))  # type: ignore[arg-type]
+                stream = self.runtime.stream(ids, **self._seeded(options, number))
                 index = len(choices)
                 choices.append(Choice(index, stream, codec, len(ids), calling, wanted.rounds, visible, prefix))
         return choices, total

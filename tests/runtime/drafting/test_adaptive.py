@@ -49,6 +49,9 @@ class SimulatedModel:
     context: int = 10**9
     calls: list[int] = field(default_factory=list)
 
+    def prefill(self, committed: Sequence[int]) -> None:
+        self.propose(committed, 0)
+
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         self.calls.append(k)
         self.machine.run_draft(self.num_pending(committed), k)
@@ -69,7 +72,7 @@ def simulate(drafter: AdaptiveDrafter, machine: Machine, *phases: tuple[float, i
     """Tokens a ms in each phase of one text: each drafted token right with chance ``rate``, for ``num`` tokens."""
     rng = np.random.default_rng(seed)
     tokens = list(range(1000, 1020))  # nothing repeats, so that a lookup finds nothing
-    drafter.propose(tokens[:-1], 0)
+    drafter.prefill(tokens[:-1])
     speeds = []
     for rate, num in phases:
         started, before = machine.now, len(tokens)
@@ -155,10 +158,10 @@ def test_a_draft_model_that_cannot_pay_is_not_even_fed_the_prompt() -> None:
     estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 30.0}, {"1": 9.0, "64": 30.0}, {MODEL: [0.2]})
     machine = Machine(0.25, 9.0)
     drafter = adaptive(machine, estimates)
-    drafter.propose(list(range(100, 600)), 0)
+    drafter.prefill(list(range(100, 600)))
     assert machine.now == 0
     good = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, "9": 14.0}, {"1": 1.0, "64": 5.0}, {MODEL: [0.9]})
-    adaptive(machine, good).propose(list(range(100, 600)), 0)
+    adaptive(machine, good).prefill(list(range(100, 600)))
     assert machine.now > 0
 
 
@@ -171,7 +174,7 @@ def test_a_long_prompt_is_fed_to_the_draft_only_if_the_answer_can_earn_it_back(n
     prompt = list(range(1000, 1500))
     model = cast(ModelDrafter, SimulatedModel(machine))
     drafter = AdaptiveDrafter(None, model, estimates, clock=machine.clock, end=len(prompt) + num_new)
-    drafter.propose(prompt[:-1], 0)
+    drafter.prefill(prompt[:-1])
     assert (machine.now > 0) == is_fed
     assert bool(drafter.propose(prompt, K)) == is_fed
 
@@ -184,7 +187,7 @@ def test_a_long_prompt_is_not_fed_for_a_gain_within_the_error_of_the_estimates(r
     machine = Machine(0.05, 7.0)
     model = SimulatedModel(machine)
     drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=500)
-    drafter.propose(list(range(1000, 1100)), 0)
+    drafter.prefill(list(range(1000, 1100)))
     assert bool(model.calls) == is_fed
 
 
@@ -197,7 +200,7 @@ def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> N
     simulate(adaptive(machine, estimates), machine, (0.0, 4))
     model = SimulatedModel(machine)
     drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=160)
-    drafter.propose(list(range(1000, 1100)), 0)
+    drafter.prefill(list(range(1000, 1100)))
     assert model.calls == [0]
     assert drafter.propose(list(range(1000, 1101)), K)
 
@@ -209,7 +212,7 @@ def test_nothing_is_tried_that_takes_longer_than_it_could_teach() -> None:
     model = SimulatedModel(machine)
     drafter = AdaptiveDrafter(None, cast(ModelDrafter, model), estimates, clock=machine.clock, end=2200)
     tokens = list(range(1000, 3000))
-    drafter.propose(tokens[:-1], 0)
+    drafter.prefill(tokens[:-1])
     for _ in range(100):
         assert drafter.propose(tokens, K) == []
         machine.run_target(1)

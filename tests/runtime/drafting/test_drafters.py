@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from specrt.engines.contract import ModelSpec
 from specrt.engines.fake import NextToken, fake_spec
 from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
-from specrt.runtime.target import Draft
-from tests.runtime.fakes import Engine, open_draft
+from tests.runtime.fakes import Draft, Engine, open_draft
 
 
 def look_up(committed: list[int], k: int, max_n: int = 4, min_n: int = 2) -> list[int]:
@@ -47,7 +46,7 @@ def test_n_gram_drafts_are_those_of_the_definition(committed: list[int], k: int,
 def test_an_index_that_grows_answers_as_one_made_again(prompt: list[int], rounds: list[tuple[int, list[int]]]) -> None:
     """Each round commits some of the draft and then other tokens: what was drafted and rejected must leave no trace."""
     drafter, committed = NGramDrafter(), list(prompt)
-    drafter.propose(committed, 0)
+    drafter.prefill(committed)
     for num_accepted, others in rounds:
         drafted = drafter.propose(committed, 5)
         assert drafted == look_up(committed, 5)
@@ -83,7 +82,7 @@ def test_only_new_tokens_are_indexed() -> None:
             return super().__getitem__(key)
 
     committed, drafter = Watched(range(500)), NGramDrafter()
-    drafter.propose(committed, 0)
+    drafter.prefill(committed)
     assert committed.lowest == 0
     for token in range(500, 510):
         committed.append(token)
@@ -116,7 +115,7 @@ def draft_of(spec: ModelSpec, next_token: NextToken = count_up) -> tuple[Engine,
 @pytest.mark.parametrize("k", range(1, 7))
 def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) -> None:
     engine, draft = draft_of(tight_spec(60))
-    drafter = ModelDrafter(draft, VOCAB_SIZE)
+    drafter = ModelDrafter(*draft, VOCAB_SIZE)
     committed = [5]
     for accepted in (k, 0, k, k - 1, 1):
         passes = engine.num_passes
@@ -131,10 +130,10 @@ def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) ->
 
 def test_catching_up_feeds_what_is_committed_and_drafts_nothing() -> None:
     engine, draft = draft_of(tight_spec(60))
-    drafter = ModelDrafter(draft, VOCAB_SIZE)
-    assert drafter.propose(list(range(8)), 0) == []
+    drafter = ModelDrafter(*draft, VOCAB_SIZE)
+    drafter.prefill(list(range(8)))
     assert (draft.model.kv_len, engine.num_passes) == (8, 3)  # passes of 3, 3 and 2
-    assert drafter.propose(list(range(8)), 0) == []
+    drafter.prefill(list(range(8)))
     assert (draft.model.kv_len, engine.num_passes) == (8, 3)
     assert drafter.propose(list(range(20)), 2) == [20, 21]
     assert engine.num_passes == 3 + 4 + 1
@@ -145,7 +144,7 @@ def test_catching_up_feeds_what_is_committed_and_drafts_nothing() -> None:
 def test_drafts_end_where_the_context_does(num_committed: int, k: int) -> None:
     """A context of 10, and no slot more: n tokens leave 10 - n slots, and the last token fed gives one more."""
     _, draft = draft_of(tight_spec(10))
-    drafted = ModelDrafter(draft, VOCAB_SIZE).propose(list(range(num_committed)), k)
+    drafted = ModelDrafter(*draft, VOCAB_SIZE).propose(list(range(num_committed)), k)
     expected = min(k, 11 - num_committed) if num_committed <= 10 else 0
     assert drafted == list(range(num_committed, num_committed + expected))
     assert draft.model.kv_len <= 10
@@ -156,19 +155,20 @@ def test_drafts_end_where_the_context_does(num_committed: int, k: int) -> None:
 )
 def test_a_token_the_target_does_not_know_ends_the_draft(target_vocab_size: int, drafted: list[int]) -> None:
     _, draft = draft_of(tight_spec(60))
-    assert ModelDrafter(draft, target_vocab_size).propose(list(range(20)), 4) == drafted
+    assert ModelDrafter(*draft, target_vocab_size).propose(list(range(20)), 4) == drafted
 
 
 def test_a_token_the_draft_does_not_know_ends_drafting() -> None:
     """The target's vocabulary may be the larger one: such a token has no row in the draft's embedding."""
     engine, draft = draft_of(tight_spec(60, vocab_size=10))
-    drafter = ModelDrafter(draft, VOCAB_SIZE)
+    drafter = ModelDrafter(*draft, VOCAB_SIZE)
     assert drafter.propose([4, 5, 6], 2) == [7, 8]
     drafter.rollback(4)
     passes = engine.num_passes
     assert drafter.propose([4, 5, 6, 10], 2) == []
     drafter.rollback(5)
-    assert drafter.propose([4, 5, 6, 10, 7], 0) == drafter.propose([4, 5, 6, 10, 7], 2) == []
+    drafter.prefill([4, 5, 6, 10, 7])
+    assert drafter.propose([4, 5, 6, 10, 7], 2) == []
     assert engine.num_passes == passes
 
 
@@ -176,7 +176,7 @@ def test_a_token_the_draft_does_not_know_ends_drafting() -> None:
 def test_a_commit_keeps_what_was_fed_and_committed_but_the_newest(num_committed: int, kv_len: int) -> None:
     """Five tokens committed and three drafted: seven are fed."""
     _, draft = draft_of(tight_spec(60))
-    drafter = ModelDrafter(draft, VOCAB_SIZE)
+    drafter = ModelDrafter(*draft, VOCAB_SIZE)
     drafter.propose([0, 1, 2, 3, 4], 3)
     assert draft.model.kv_len == 7
     drafter.rollback(num_committed)

@@ -17,13 +17,11 @@ import pytest
 from specrt.engines.interface import Array
 from specrt.engines.samplers import DRAFT_PROBS
 from specrt.runtime.drafting.drafters import ModelDrafter
-from specrt.runtime.result import Stats
-from specrt.runtime.round import generate_tokens
+from specrt.runtime.round import generate_rounds
+from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.uniforms import Uniforms
-from specrt.runtime.sampling.verifier import draft_probs
 from specrt.runtime.settings import Settings
-from specrt.runtime.target import Draft
-from tests.runtime.fakes import Logits, Pair, hashed_logits, limits_of, noisy, pair_of
+from tests.runtime.fakes import Draft, Logits, Pair, hashed_logits, limits_of, noisy, pair_of
 from tests.runtime.plain import distribution, penalized
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
@@ -60,12 +58,12 @@ def tokens_of_runs(
     for seed in range(num_runs):
         seeded = replace(settings, seed=seed)
         target = pair.begin_target(seeded, PROMPT)
-        drafting = drafter(make_draft(pair, seeded), pair.engine.spec.vocab_size)
-        tokens = list(PROMPT)
-        for _ in generate_tokens(tokens, target, drafting, limits, Stats()):
-            if len(tokens) >= len(PROMPT) + length:
+        drafting = drafter(*make_draft(pair, seeded), pair.engine.spec.vocab_size)
+        completion = limits.completion(PROMPT)
+        for _ in generate_rounds(completion, target, drafting):
+            if len(completion.new_tokens) >= length:
                 break
-        found[tuple(tokens[len(PROMPT) :][:length])] += 1
+        found[tuple(completion.new_tokens[:length])] += 1
     return found
 
 
@@ -129,7 +127,7 @@ class Mixed(ModelDrafter):
     is_sampled = True
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        self.is_sampled = len(committed) % 2 == 0 or k == 0
+        self.is_sampled = len(committed) % 2 == 0
         return super().propose(committed, k) if self.is_sampled else [1, 0, 1][:k]
 
 
@@ -140,13 +138,13 @@ def test_rounds_of_both_kinds_of_draft_keep_the_target_s_distribution() -> None:
 # --- what must fail ------------------------------------------------------------------------------------------------
 
 
-class WrongProbs(Draft):
-    """A draft whose probabilities are not those that its ids were drawn from."""
+class WrongProbs(DraftSampler):
+    """A sampler whose probabilities are not those that its ids were drawn from."""
 
     probs: Array
 
-    def next(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        token = super().next(committed, drafted)
+    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        token = super().draw(width, committed, drafted)
         self.spoil(len(drafted))
         return token
 
@@ -176,12 +174,9 @@ class Stuck(WrongProbs):
 @pytest.mark.parametrize("kind", [AnotherTemperature, OneStepLate, Stuck])
 def test_wrong_draft_probabilities_are_noticed(kind: type[WrongProbs]) -> None:
     def make_draft(pair: Pair, settings: Settings) -> Draft:
-        draft = pair.begin_draft(settings, PROMPT)
-        wrong = kind(draft.model, draft._verifier)
-        rule_sampler = draft_probs(pair.target.samplers, settings)
-        assert rule_sampler is not None
-        wrong.probs = rule_sampler.host[DRAFT_PROBS]
-        return wrong
+        wrong = kind(pair.draft, pair.target, settings, len(PROMPT))
+        wrong.probs = pair.target.samplers.host[DRAFT_PROBS]
+        return Draft(pair.begin_draft(settings, PROMPT).model, wrong)
 
     assert ROUNDS.excess(SETTINGS, 500, make_draft) > NORMAL_QUANTILE
 

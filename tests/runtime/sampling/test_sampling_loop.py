@@ -164,7 +164,7 @@ def test_min_new_tokens_ends_in_the_middle_of_a_round(temperature: float, k: int
         assert expected.index(3) == min_new_tokens
         for wrong in {0, k // 2, k}:
             done = pair.run(settings, drafter=Script([*PROMPT, *expected], wrong))
-            assert (done.token_ids, done.stats.finish_reason) == (expected, "stop")
+            assert (done.token_ids, done.finish_reason) == (expected, "stop")
 
 
 # --- every case at once --------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from specrt.runtime.text.codec import TextCodec
 from specrt.runtime.text.detokenizer import CLEANUP, REPLACEMENT
 from tests.runtime.text.tokenizers_made import (
     ADDED,
+    BOS,
     BYTES,
     EOS,
     FUSE,
@@ -160,3 +161,33 @@ def test_real_streams_equal_decode(name: str, data: st.DataObject) -> None:
     text_codec = real_codec(name)
     check_stream(text_codec, ids)
     assert text_codec.decode(ids) == real_tokenizer(name).decode(ids, skip_special_tokens=True)
+
+
+def test_special_tokens_may_be_part_of_the_text() -> None:
+    tokenizer = byte_level()
+    made = codec(tokenizer)
+    ids = [id_of(tokenizer, BOS), *tokenizer.encode("fox", add_special_tokens=False).ids, id_of(tokenizer, EOS)]
+
+    def text(visible: tuple[str, ...]) -> str:
+        stream = made.stream(visible)
+        return "".join(map(stream.push, ids)) + stream.flush()
+
+    assert (text(()), text((EOS,)), text((BOS, EOS))) == ("fox", f"fox{EOS}", f"{BOS}fox{EOS}")
+
+
+@pytest.mark.parametrize("text", ["the quick brown fox", "naïve café", "你好 😀 two words"])
+def test_the_bytes_of_tokens_make_up_the_text(text: str) -> None:
+    tokenizer = byte_level()
+    made = codec(tokenizer)
+    ids = made.ids_of_text(text, add_special_tokens=False)
+    assert b"".join(map(made.token_bytes, ids)).decode(errors="replace") == made.decode(ids)
+    assert made.token_bytes(id_of(tokenizer, EOS)) == EOS.encode()
+    assert made.token_bytes(VOCAB_SIZE - 1) == b""  # an id that only pads the vocabulary
+
+
+def test_the_bytes_of_word_pieces_keep_their_spaces() -> None:
+    for name in ("llama", "gemma", "metaspace"):
+        tokenizer = pieces(name)
+        made = codec(tokenizer)
+        tokens = {"<0xE4>": b"\xe4", "▁a": b" a", "a": b"a", "你": "你".encode()}
+        assert {token: made.token_bytes(id_of(tokenizer, token)) for token in tokens} == tokens, name

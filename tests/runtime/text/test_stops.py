@@ -43,6 +43,12 @@ def plainly_held(text: str, stops: Sequence[str]) -> str:
     return next((end for end in ends if any(s != end and s.startswith(end) for s in stops)), "")
 
 
+def finished(watch: StopWatch) -> str:
+    """The rest of the text."""
+    watch.end()
+    return watch.take()
+
+
 def refuses_tokens(watch: StopWatch) -> None:
     with pytest.raises(ValueError, match=r"^the text has ended, .*; make a new StopWatch"):
         watch.push(0)
@@ -72,8 +78,8 @@ def check_watch(
             assert expected.startswith(taken)
     if last < len(tokens):
         refuses_tokens(watch)
-    assert taken + watch.finish() == expected
-    assert (watch.matched, watch.take(), watch.finish()) == (stop, "", "")
+    assert taken + finished(watch) == expected
+    assert (watch.matched, watch.take(), finished(watch)) == (stop, "", "")
     refuses_tokens(watch)
     return expected, stop
 
@@ -162,7 +168,7 @@ def test_every_cut_gives_the_same(stops: list[str], text: str, expected: str, ma
             texts[-1:] = [texts[-1], char] if edge else [texts[-1] + char]
         watch = StopWatch(stream_of(texts), stops)
         found = any(watch.push(i) for i in range(len(texts)))
-        assert (watch.finish(), watch.matched, found) == (expected, matched, matched is not None)
+        assert (finished(watch), watch.matched, found) == (expected, matched, matched is not None)
 
 
 def test_what_is_held_comes_when_it_cannot_match() -> None:
@@ -172,7 +178,7 @@ def test_what_is_held_comes_when_it_cannot_match() -> None:
     for index in range(7):
         assert watch.push(index) is (index == 6)
         taken.append(watch.take())
-    assert (taken, watch.finish()) == (["x", "", "", "a", "aac", "", ""], "")
+    assert (taken, finished(watch)) == (["x", "", "", "a", "aac", "", ""], "")
 
 
 def test_a_stop_string_that_may_not_stop_is_text() -> None:
@@ -180,7 +186,7 @@ def test_a_stop_string_that_may_not_stop_is_text() -> None:
     watch = StopWatch(stream_of(texts), ["ab", "bab"])
     assert [watch.push(0, may_stop=False), watch.take()] == [False, "a"]  # ab is over, but b may begin bab
     assert [watch.push(1, may_stop=False), watch.take()] == [False, ""]
-    assert [watch.push(2), watch.matched, watch.finish()] == [True, "bab", ""]
+    assert [watch.push(2), watch.matched, finished(watch)] == [True, "bab", ""]
 
 
 @pytest.mark.parametrize("stop", ["é", "aé", "baé"])
@@ -192,7 +198,7 @@ def test_the_flush_completes_a_stop_string(stop: str, may_stop: bool) -> None:
     tokens = [(id_of(tokenizer, "b▁"), True), (id_of(tokenizer, "▁a"), True), (0xC3, True), (0xA9, may_stop)]
     assert not any(watch.push(token_id, may) for token_id, may in tokens)
     text, matched = ("b  aé".removesuffix(stop), stop) if may_stop and stop != "baé" else ("b  aé", None)
-    assert (watch.finish(), watch.matched) == (text, matched)
+    assert (finished(watch), watch.matched) == (text, matched)
 
 
 def test_a_push_costs_the_same_in_a_long_text() -> None:
@@ -201,7 +207,7 @@ def test_a_push_costs_the_same_in_a_long_text() -> None:
     num_tokens = 200_000
     assert not any(watch.push(0) for _ in range(num_tokens))
     assert watch.push(1)
-    assert watch.finish() == "a" * (num_tokens - 50)
+    assert finished(watch) == "a" * (num_tokens - 50)
 
 
 KINDS = "expected a string or a list of strings"

@@ -180,7 +180,7 @@ def test_who_wins_is_said_by_the_whole_interval() -> None:
         row = score({"plain": plain, "x": [[answer([1] * 10, s)] for s in seconds]}, PROMPTS, [1, 1])[1]
         assert _against_plain(row).startswith(f"x {word} ")
     row = score({"plain": plain[:1], "x": plain[:1]}, PROMPTS[:1], [1])[1]
-    assert _against_plain(row) == "x: 1.00x plain decoding, of one prompt only"
+    assert _against_plain(row) == "x: 1.00x plain decoding, from one prompt only"
 
 
 def test_ratios_by_length() -> None:

@@ -120,7 +120,7 @@ def test_unknown_methods_are_refused(tiny_bundle: Path) -> None:
         choose_methods("eager,fast", manifest_from_bundle(tiny_bundle))
 
 
-def test_a_lineup_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_pool_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path: Path) -> None:
     methods = choose_methods("plain", manifest_from_bundle(tiny_bundle))
     before = len(psutil.Process().children())
     with pytest.raises(SpecrtError, match="specrt bundle"):

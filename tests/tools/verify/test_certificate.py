@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import specrt
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.runtime.sampling.verifier import Verifier
-from specrt.runtime.target import Draft
+from specrt.runtime.model import KVCachedModel
+from specrt.runtime.target import Target
 from specrt.tools.prompting.prompts import encode_own_or_ours
 from specrt.tools.verify.certificate import CHECKS, NUM_PROMPTS, certify
 from specrt.tools.verify.checks import Check, Subject, check_greedy, check_rows, check_seeds, check_self_draft
@@ -47,25 +47,23 @@ def failed(bundle: Path, *checks: Callable[[Subject], list[Check]]) -> set[str]:
 def test_a_draft_s_cache_off_by_one_is_found(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output stays right, so only the target as its own draft can show it."""
     assert failed(tiny_bundle, check_self_draft) == set()
-    pending = Draft._pending
+    missing = KVCachedModel.missing
 
-    def skips(self: Draft, committed: list[int], drafted: list[int]) -> list[int]:
-        ids = pending(self, committed, drafted)
+    def skips(self: KVCachedModel, committed: list[int]) -> Sequence[int]:
+        ids = missing(self, committed)
         return ids[1:] if len(ids) == 2 else ids
 
-    monkeypatch.setattr(Draft, "_pending", skips)
+    monkeypatch.setattr(KVCachedModel, "missing", skips)
     assert failed(tiny_bundle, check_rows, check_greedy) == set()
     assert failed(tiny_bundle, check_self_draft) == {"self-draft"}
 
 
 def test_a_rule_that_accepts_everything_is_found(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = exports.bundle(exports.model(), "self:int4", prefill_chunk=64)
-    verifier = Verifier.verify
+    verify = Target.verify
 
-    def lenient(
-        self: Verifier, width: int, rows: int, committed: list[int], drafted: list[int], *more: bool
-    ) -> tuple[int, int]:
-        return len(drafted), verifier(self, width, rows, committed, drafted, *more)[1]
+    def lenient(self: Target, committed: list[int], drafted: list[int], *more: bool) -> tuple[int, int]:
+        return len(drafted), verify(self, committed, drafted, *more)[1]
 
-    monkeypatch.setattr(Verifier, "verify", lenient)
+    monkeypatch.setattr(Target, "verify", lenient)
     assert {"greedy: model, K = 4", "seed-exact: T = 0.7"} <= failed(bundle, check_rows, check_greedy, check_seeds)

@@ -52,8 +52,8 @@ def calls_of(text: str, names: Collection[str], name: str | None = None) -> list
 
 
 def _call_of(item: Any, names: Collection[str]) -> ToolCall | None:
-    if not isinstance(item, dict) or not isinstance(item.get("name"), str) or item["name"] not in names:
+    name = item.get("name") if isinstance(item, dict) else None
+    if not isinstance(name, str) or name not in names:
         return None
     arguments = item.get("arguments", item.get("parameters", {}))
-    is_text = isinstance(arguments, str)
-    return ToolCall(item["name"], arguments if is_text else json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specrt.tools.serving.tool_json import ToolCall, calls_of, end_of_json
+from specrt.tools.serving.protocol.tool_json import ToolCall, calls_of, end_of_json
 
 Delta = str | ToolCall
 
@@ -61,10 +61,14 @@ class MarkedCalls:
     def __init__(self, form: Format, names: Collection[str]) -> None:
         self._form, self._names = form, names
         self._text = ""  # not decided yet
+        self._is_open = False  # an object or array has begun: only its end decides anything
         self._is_after_call = False  # a mark of the end may come, and white space that is not content
 
     def push(self, text: str) -> list[Delta]:
         """Add a piece of the text; returns what it made certain."""
+        if self._is_open and not _may_close(text):
+            self._text += text
+            return []
         return self._scan(text, is_end=False)
 
     def finish(self) -> list[Delta]:
@@ -102,6 +106,7 @@ class MarkedCalls:
                 return None
             return [self._take(start)]
         end = end_of_json(self._text, start)
+        self._is_open = end is None
         if end is None:
             return [self._take(start + 1)] if is_end else None
         calls = calls_of(self._text[start:end], self._names, name)
@@ -135,11 +140,14 @@ class WholeText:
     def __init__(self, form: Format, names: Collection[str]) -> None:
         self._form, self._names = form, names
         self._text = ""
+        self._is_open = False
         self._is_content = False
 
     def push(self, text: str) -> list[Delta]:
         """Add a piece of the text. It is held while all of it may be calls."""
         self._text += text
+        if self._is_open and not _may_close(text):
+            return []
         self._is_content = self._is_content or not self._may_be_calls()
         return self._take() if self._is_content else []
 
@@ -165,6 +173,7 @@ class WholeText:
         if body[0] not in "[{":
             return False
         end = end_of_json(body, 0)
+        self._is_open = end is None
         return end is None or calls_of(body[:end], self._names) is not None
 
     def _all_calls(self) -> list[ToolCall] | None:
@@ -183,6 +192,10 @@ class WholeText:
 
 _NAME = re.compile(r"\s*([A-Za-z0-9_.-]{1,64})(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?(?=\s*\{)")
 _NAME_MAY_COME = re.compile(r"[A-Za-z0-9_.-]{1,64}(?:\[[A-Z_]*(?:\]\w*)?)?(?:\[[A-Z]*\]?)?\s*")
+
+
+def _may_close(text: str) -> bool:
+    return "}" in text or "]" in text
 
 
 def _may_be_name(rest: str, form: Format) -> bool:

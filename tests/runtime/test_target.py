@@ -1,4 +1,4 @@
-"""The verifies' use of samplers: which random numbers they give, and the second sampler of a large nucleus."""
+"""What target and draft do with samplers: the random numbers that they give, and further filters of a large nucleus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specrt.engines import numpy_samplers, samplers
 from specrt.engines.contract import LOGITS, ModelSpec
 from specrt.engines.fake import FakeSampler
 from specrt.engines.interface import Array, Binding
-from specrt.runtime.sampling import verifier
+from specrt.runtime.sampling import samplers as slot_samplers
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
@@ -107,7 +107,7 @@ def test_a_nucleus_larger_than_what_is_sorted_is_found(rule: str, penalties: dic
 
 
 def test_a_top_k_beyond_what_the_first_filter_sorts_begins_with_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "NUM_SORTED", 8)
+    monkeypatch.setattr(slot_samplers, "NUM_SORTED", 8)
     loaded: list[str] = []
 
     def load(spec: ModelSpec, name: str, vocab_size: int) -> FakeSampler:

@@ -12,8 +12,8 @@ from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import TextCodec
 from specrt.runtime.text.detokenizer import TextStream
-from specrt.tools.serving.tool_fields import ToolUse
-from specrt.tools.serving.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
+from specrt.tools.serving.protocol.tool_fields import ToolUse
+from specrt.tools.serving.protocol.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
 
 _ID_CHARS = string.ascii_letters + string.digits
 
@@ -90,7 +90,8 @@ class Choice:
         delta = Delta()
         if self._parser is not None:
             delta = self._deltas(self._parser.finish())
-        self.finish_reason = "tool_calls" if self._num_calls else self.stream.result.finish_reason
+        reason = self.stream.result.finish_reason
+        self.finish_reason = "tool_calls" if self._num_calls and reason == "stop" else reason
         return delta
 
     def _parsed(self, text: str) -> Delta:

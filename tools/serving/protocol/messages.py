@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specrt.tools.serving.errors import invalid
-from specrt.tools.serving.fields import Fields
+from specrt.tools.serving.protocol.errors import invalid
+from specrt.tools.serving.protocol.fields import Fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_MEANING = ("refusal", "audio", "function_call", "annotations")  # null in what the clients send back
 
 
 def messages_of(fields: Fields) -> list[dict[str, Any]]:
-    """The ``messages``, at least one. Text parts are joined, arguments of tool calls are parsed. Raises ``ApiError``."""
+    """The ``messages``, one at least. Text parts are joined, tool calls' arguments are parsed. Raises ``ApiError``."""
     given = fields.objects("messages")
     if not given:
         raise invalid("messages", "got none, expected a list of at least one message")

@@ -1,0 +1,78 @@
+"""From the logits of a draft's pass to its next id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specrt.engines.contract import TOKENS
+from specrt.engines.interface import Memory
+from specrt.engines.samplers import DRAFT_PROBS, MATCH, MATCH_SAMPLED, PROBS, UNIFORMS
+from specrt.runtime.drafting.deferred import DeferredTokens
+from specrt.runtime.model import UNKNOWN
+from specrt.runtime.sampling.penalties import Processing
+from specrt.runtime.sampling.samplers import Warp
+from specrt.runtime.sampling.uniforms import DRAFT, Uniforms
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import SlotModel
+
+
+class DraftSampler:
+    """The next id of ``draft``, which drafts for ``target``: the first most likely one when greedy, else a drawn one.
+
+    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``block``
+    the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on a device,
+    where rows are not always aligned, they are copied there.
+    """
+
+    def __init__(self, draft: SlotModel, target: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
+        samplers = draft.samplers
+        self._processing = Processing(samplers, settings, num_prompt_tokens, target.model.spec.vocab_size)
+        replaced = self._processing.replaced
+        self._is_processed = bool(replaced)
+        self._uniforms: Uniforms | None = None
+        self._warps: list[Warp] = []
+        variant = "processed" if replaced else ""
+        if settings.is_greedy:
+            self._samplers = [samplers.sampler(MATCH, variant, replaced)]
+            return
+        self._uniforms = Uniforms(settings.seed or 0)
+        self._by_position = settings.rule == MATCH
+        rule = None if self._by_position else target.samplers.sampler(settings.rule)
+        self._rule = rule if samplers.is_async else None
+        self._memory = samplers.memory
+        rows: list[Memory | None] = [None]
+        if rule is not None and not samplers.is_async:
+            probs = rule.memory[DRAFT_PROBS]
+            rows = [probs[i : i + 1] for i in range(len(probs) - 1)]
+        self._samplers = []
+        for index, row in enumerate(rows):
+            memory = {} if row is None else {PROBS: row}
+            step = "" if row is None else f" row {index}"
+            self._warps.append(Warp(samplers, settings, variant + step, {**replaced, **memory}))
+            self._samplers.append(samplers.sampler(MATCH_SAMPLED, step, memory))
+        self._random = samplers.host[UNIFORMS]  # [1, 3] f32
+
+    def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave.
+
+        None when processors leave no id there. After ids that come late the next one does too.
+        """
+        if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
+            return None
+        step = len(drafted) if len(self._samplers) > 1 else 0  # a sampler for each row of q, or one for all
+        if self._uniforms is not None:
+            self._warps[step].run(width, 1)
+            if self._by_position:
+                self._random[:] = self._uniforms.at_positions(len(committed) + len(drafted), 1)
+            else:
+                self._random[:] = self._uniforms.of_round(DRAFT, len(committed), len(drafted) + 1)[-1]
+            self._samplers[0].upload(UNIFORMS)
+            if self._rule is not None:
+                probs = self._memory[PROBS]  # [1, V] f32
+                self._rule.take(DRAFT_PROBS, len(drafted) * probs.shape[1], probs)
+        sampler = self._samplers[step]
+        sampler.run(width, 1)
+        if isinstance(drafted, DeferredTokens):
+            drafted.take(sampler.memory[TOKENS])
+            return UNKNOWN
+        return int(sampler.read(TOKENS)[0][0])

@@ -1,0 +1,1 @@
+"""``specrt bench --url``: servers of OpenAI's API, measured from outside."""

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: fields of requests, objects of answers, tool calls and errors. Knows no server."""
