@@ -29,6 +29,16 @@ OTHER_EXIT_CODES = {
 }
 
 
+def one_line(error: object, limit: int = 240) -> str:
+    """An error's text in one line, at most its first ``limit`` characters; its type's name where it has no text."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def kind_and_line(error: BaseException) -> str:
+    """Its type's name and its text, as in ``ValueError: not a number``."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 class SpecrtError(Exception):
     """Root of the errors that specrt raises on purpose; ``exit_code`` is the process's exit status."""
 

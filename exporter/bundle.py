@@ -32,7 +32,7 @@ def check_output(output: Path, force: bool, progress: Progress = SILENT) -> None
     if not is_bundle:
         raise UsageError(f"{output}: exists and is not a bundle; choose another --output, or move it away")
     if not force and entries:
-        raise UsageError(f"{output}: a bundle is there already; pass --force to replace it, or choose another --output")
+        raise UsageError(f"{output}: the bundle already exists; pass --force to replace it, or choose another --output")
     check_place(output, HINT)
 
 

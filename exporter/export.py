@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 import specrt
 from specrt.engines.contract import STANDARD_DIALECT, model_contract
-from specrt.engines.errors import UnsupportedModelError
+from specrt.engines.errors import UnsupportedModelError, one_line
 from specrt.engines.experts import Experts
 from specrt.engines.interface import Array
 from specrt.engines.manifest import (
@@ -246,7 +246,7 @@ def _trace(model: Any, plan: ModelPlan) -> ir.Model:
     try:
         return trace(model, plan.spec)
     except Exception as error:  # torch.export raises errors of many unrelated types
-        line = " ".join(str(error.__cause__ or error).split())[:240]
+        line = one_line(error.__cause__ or error)
         raise UnsupportedModelError(
             f"{plan.source.name}: torch.onnx.export cannot trace {plan.source.architecture} ({line})"
         ) from error

@@ -116,7 +116,7 @@ def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
     if num_ids is None:
         return spec
     if num_ids >= spec.vocab_size:
-        raise UsageError(f"--draft-vocab {num_ids}: the draft's vocabulary has {spec.vocab_size} ids; ask for fewer")
+        raise UsageError(f"--draft-vocab {num_ids}: expected fewer than the draft's {spec.vocab_size} ids")
     return replace(spec, vocab_size=num_ids, num_input_ids=spec.vocab_size)
 
 

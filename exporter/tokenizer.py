@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer
 
-from specrt.engines.errors import SourceError, UnsupportedModelError, UsageError
+from specrt.engines.errors import SourceError, UnsupportedModelError, UsageError, one_line
 from specrt.engines.manifest import TokenizerEntry
 from specrt.engines.progress import Progress
 from specrt.runtime.text.codec import TextCodec
@@ -123,7 +123,8 @@ def _templates(name: str, tokenizer: Any, progress: Progress) -> dict[str, str]:
             tokenizer.apply_chat_template(_USER, chat_template=template, tokenize=False)
         except TemplateSyntaxError as error:
             progress.note(
-                f"chat template {key!r} cannot be compiled and is left out: {_line(error)}; prompts will be plain text"
+                f"chat template {key!r} cannot be compiled and is left out: {one_line(error)}; "
+                "prompts will be plain text"
             )
             del found[key]
         except Exception:  # third-party code; _try_template checks it
@@ -177,7 +178,7 @@ def _outcome(render: Callable[[], str]) -> tuple[str | None, str]:
     try:
         return render(), ""
     except Exception as error:  # a template is third-party code and may raise anything
-        return None, _line(error)
+        return None, one_line(error)
 
 
 def _compare(name: str, what: str, got: Any, expected: Any) -> None:
@@ -191,7 +192,3 @@ def _compare(name: str, what: str, got: Any, expected: Any) -> None:
 
 def _shown(value: Any) -> str:
     return repr(value if len(value) <= 40 else value[:40])
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

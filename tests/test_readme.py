@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,22 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 def test_commands_and_code_of_the_readme(
     exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On models that stand for TARGET and DRAFT, in this process."""
-    (tmp_path / "TARGET").symlink_to(exports.model())
-    (tmp_path / "DRAFT").symlink_to(exports.model(num_hidden_layers=1))
+    """In a folder in which a tiny model stands for the README's, in this process."""
+    (tmp_path / MODEL).parent.mkdir()
+    (tmp_path / MODEL).symlink_to(exports.model())
     monkeypatch.chdir(tmp_path)
-    commands = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if line.startswith("specrt ")]
+    begins = {"": "specrt ", "console": "$ specrt "}
+    lines = [(begins[kind], line) for kind, text in BLOCKS if kind in begins for line in text.splitlines()]
+    commands = [line.removeprefix("$ ") for begin, line in lines if line.startswith(begin)]
     names = [shlex.split(command)[1] for command in commands]
-    assert names == ["export", "generate", "generate", "chat", "verify", "tune", "inspect", "serve"]
+    assert names == ["export", "generate", "verify", "generate", "chat", "tune", "inspect", "serve"]
+    assert MODEL in commands[0]
     for command in commands[:-1]:
         arguments = shlex.split(command, comments=True)[1:]
         done = invoke(*arguments, stdin="Hello\n")

@@ -1,1 +1,1 @@
-"""The command line and what it alone needs. Imports the other packages lazily, one command at a time."""
+"""The command line and what only it needs. Each command imports the other packages lazily."""

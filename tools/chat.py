@@ -1,4 +1,4 @@
-"""``specrt chat``: a conversation on a terminal, or line by line from a pipe, with live figures."""
+"""``specrt chat``: a conversation on a terminal, or line by line from a pipe, with live statistics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from specrt.runtime.stream import Stream
 from specrt.tools.prompting.options import print_settings
 
 HELP = (
-    "/reset starts over, /stats shows the last answer's figures, /help this, /exit ends (so does Ctrl-D); "
-    "// begins a message with one slash"
+    "/reset starts over, /stats shows the last answer's statistics, /help shows this, /exit or Ctrl-D ends; "
+    "// starts a message with one slash"
 )
 
 
 class Chat:
-    """A conversation. The whole of it is the prompt of each turn; the KV of earlier turns is reused.
+    """A conversation. All of it is the prompt of each turn; the KV of earlier turns is reused.
 
     Raises ``UsageError`` for a bundle without a chat template.
     """
@@ -33,7 +33,7 @@ class Chat:
     def __init__(self, runtime: Runtime, options: Options, system: str | None, verbose: bool) -> None:
         if not runtime.manifest.tokenizer.templates:
             raise UsageError(
-                "chat: this bundle has no chat template (its target is no instruct model); use 'specrt generate'"
+                "chat: this bundle has no chat template (its target is not an instruct model); use 'specrt generate'"
             )
         self._runtime, self._options, self._verbose = runtime, options, verbose
         self._first: list[dict[str, Any]] = [{"role": "system", "content": system}] if system is not None else []
@@ -44,7 +44,7 @@ class Chat:
     def run(self) -> None:
         """Read lines until the input ends."""
         if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is not text then stays in its own line
+            sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is not text then affects only its own line
         if sys.stdin.isatty():
             self._console.print(f"specrt chat; {HELP}", style="dim")
         while (line := self._read()) is not None:
@@ -56,7 +56,7 @@ class Chat:
                 self._turn(line.removeprefix("/"))
 
     def _read(self) -> str | None:
-        """The next line; None at the end of the input. One that is not text costs a line on standard error.
+        """The next line; None at the end of the input. A line that is not text is reported on standard error.
 
         Raises ``UsageError`` for an input that cannot be read at all.
         """
@@ -79,7 +79,7 @@ class Chat:
         return self._checked(line.removesuffix("\n"))
 
     def _checked(self, line: str) -> str:
-        """``line``, or nothing where it is not text."""
+        """``line``, or an empty line where it is not text."""
         bad = [ord(character) for character in line if character == "\0" or "\ud800" <= character <= "\udfff"]
         if not bad:
             return line
@@ -98,7 +98,7 @@ class Chat:
             self._console.print(f"{line}: no such command; {HELP}", style="dim", soft_wrap=True)
 
     def _turn(self, line: str) -> None:
-        """One question and its answer. A question that does not fit is taken back."""
+        """One question and its answer. A question that does not fit is removed from the conversation."""
         self._messages.append({"role": "user", "content": line})
         try:
             stream = self._runtime.stream(self._messages, **self._options)
@@ -119,13 +119,13 @@ class Chat:
                 click.echo(self._logprob_line(entry), err=True)
 
     def _logprob_line(self, entry: TokenLogprobs) -> str:
-        """A token with its log-probability in nats, and the most likely ones in its place."""
+        """A token with its log-probability in nats, and the most likely alternatives."""
         named = [(entry.token_id, entry.logprob), *entry.top]
         shown = [f"{self._runtime.codec.decode([token])!r} {logprob:.3f}" for token, logprob in named]
         return f"{shown[0]}  of  {', '.join(shown[1:])}" if len(shown) > 1 else shown[0]
 
     def _show(self, stream: Stream) -> str:
-        """Print the answer as it comes; Ctrl-C ends it and keeps what there is."""
+        """Print the answer as it is generated; Ctrl-C ends it and keeps the text so far."""
         pieces: list[str] = []
         try:
             if self._console.is_terminal:
@@ -142,7 +142,7 @@ class Chat:
         return "".join(pieces)
 
     def _show_live(self, stream: Stream, pieces: list[str]) -> None:
-        """Finished lines above, below them the line in progress and the figures so far."""
+        """Finished lines above, below them the line in progress and the statistics so far."""
         line = ""
         with Live(console=self._console, refresh_per_second=8) as live:
             for piece in stream:
@@ -155,14 +155,14 @@ class Chat:
 
 
 def status_line(stats: Stats) -> str:
-    """The figures of an answer in one line, also while it is being written."""
+    """The statistics of an answer in one line, also while it is generated."""
     rate = stats.draft_acceptance_rate
     decode_ms = stats.draft_ms + stats.verify_ms
     parts = [
         f"{stats.completion_tokens} tokens",
         f"{(stats.completion_tokens - 1) / decode_ms * 1e3:.1f} tokens/s" if decode_ms > 0 else None,
         f"{rate:.0%} of drafts accepted" if rate is not None else None,
-        f"{stats.mean_acceptance_length:.2f} tokens a round" if stats.rounds else None,
+        f"{stats.mean_acceptance_length:.2f} tokens per round" if stats.rounds else None,
         f"first after {stats.time_to_first_token_ms:.0f} ms",
         f"{stats.reused_prompt_tokens} of {stats.prompt_tokens} prompt tokens reused",
     ]

@@ -36,7 +36,7 @@ for _command in (export, build, generate, chat, serve, verify, tune, bench, alig
 
 
 def run() -> None:
-    """The entry point, where this file is run itself."""
+    """The entry point when this file is run directly."""
     run_specrt()
 
 

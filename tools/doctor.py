@@ -18,7 +18,7 @@ from specrt.engines.gpu.discovery import Gpu, find_gpus
 from specrt.engines.gpu.driver import INSTALL, open_cuda
 from specrt.engines.trt.library import LIBRARIES, check_capability, load_library
 
-# Distributions whose versions matter, and what brings them.
+# Distributions whose versions matter, and how to install them.
 _DISTRIBUTIONS = {
     "numpy": "pip install specrt",
     "tokenizers": "pip install specrt",
@@ -37,7 +37,7 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing that specrt does: whether it can here, and if not, why and how to fix it."""
+    """One function of specrt: whether it works here, and if not, why and how to fix it."""
 
     name: str
     possible: bool
@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed; runs nothing on them."""
+    """Examine this machine. Loads ONNX Runtime, TensorRT and CUDA where they are installed; runs nothing on them."""
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     providers, gpus = _providers(), find_gpus()
     return Diagnosis(
@@ -133,8 +133,8 @@ def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Abili
     try:
         check_provider()
     except BackendError as error:
-        said = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
-        return Ability(name, False, said, ORT_INSTALL)
+        cause = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
+        return Ability(name, False, cause, ORT_INSTALL)
     return Ability(name, True, "", None)
 
 
@@ -154,7 +154,7 @@ def _can_run(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
 
 
 def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
-    """Why nothing runs on a GPU, and how to fix it; None where it may."""
+    """Why nothing runs on a GPU, and how to fix it; None if something may."""
     if not gpus:
         return "no NVIDIA GPU is found", None
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
@@ -167,23 +167,23 @@ def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """The diagnosis as lines on standard output, so that commands can be copied whole."""
+    """Print the diagnosis as plain lines on standard output, so that commands can be copied."""
     console = Console()
 
-    def say(line: str) -> None:
+    def show(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"specrt {diagnosis.specrt}, Python {diagnosis.python}, {diagnosis.system}")
+    show(f"specrt {diagnosis.specrt}, Python {diagnosis.python}, {diagnosis.system}")
     for name, version in diagnosis.versions.items():
-        say(f"  {name}: {version or 'not installed; ' + diagnosis.install[name]}")
-    say(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
+        show(f"  {name}: {version or 'not installed; ' + diagnosis.install[name]}")
+    show(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
     for gpu in diagnosis.gpus:
-        say(
+        show(
             f"GPU: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}, "
             f"{'memory not known' if gpu.memory_bytes is None else f'{gpu.memory_bytes / 1e9:.0f} GB'}"
         )
     if not diagnosis.gpus:
-        say("GPU: none found")
+        show("GPU: none found")
     for ability in diagnosis.abilities:
         answer = "yes" if ability.possible else f"no: {ability.reason}"
-        say(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")
+        show(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")

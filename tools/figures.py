@@ -1,4 +1,4 @@
-"""Figures for people: the statistics of a generation and the content of a bundle."""
+"""Tables for terminals: the statistics of a generation and the content of a bundle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specrt.runtime.result import Result
 
 
 def print_stats(result: Result, load_s: float, peak_bytes: int) -> None:
-    """The statistics of ``result`` on standard error, with their definitions; and of the process that made it."""
+    """Print the statistics of ``result`` and of the process on standard error, with their definitions."""
     stats = result.stats
     table = Table(
         title=f"{stats.completion_tokens} tokens, finish reason: {result.finish_reason}", title_justify="left"
@@ -35,8 +35,8 @@ def print_stats(result: Result, load_s: float, peak_bytes: int) -> None:
         ("mean acceptance length", stats.mean_acceptance_length, "tokens per round, the target's own included"),
         ("acceptance histogram", stats.acceptance_histogram, "rounds by accepted tokens, from 0"),
         ("drafted histogram", stats.drafted_histogram, "rounds by drafted tokens, from 0"),
-        ("estimated speed-up", stats.estimated_speedup, "against plain rounds, as the controller has their time"),
-        ("load s", load_s, "the bundle; the first time on a machine it is hashed as well"),
+        ("estimated speed-up", stats.estimated_speedup, "against plain rounds, with the controller's estimates"),
+        ("load s", load_s, "the bundle; it is also hashed the first time on a machine"),
         ("first token ms", stats.time_to_first_token_ms, "after the request"),
         ("peak RSS MB", round(peak_bytes / 1e6), "of the process so far, mapped files included"),
         ("prefill ms", stats.prefill_ms, f"{stats.prompt_tokens} prompt tokens, target and draft"),
@@ -52,7 +52,7 @@ def print_stats(result: Result, load_s: float, peak_bytes: int) -> None:
 
 
 def inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> dict[str, Any]:
-    """What ``specrt inspect --json`` prints: the manifest, what follows from it in bytes, and the engines built."""
+    """The JSON of ``specrt inspect --json``: the manifest, the bytes derived from it, and the engines built."""
     models = {"target": manifest.target, "draft": manifest.draft.model}
     derived = {
         role: {
@@ -70,7 +70,7 @@ def inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> dict[s
 
 
 def print_inspection(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> None:
-    """The bundle as tables on standard output."""
+    """Print the bundle as tables on standard output."""
     console = Console()
     total = sum(entry.num_bytes for entry in manifest.files.values())
     k = manifest.num_speculative_tokens

@@ -1,4 +1,4 @@
-"""A bundle's files hashed for the first time, where somebody waits for it: seconds a GB, so with progress."""
+"""The first hash of a bundle's files, with progress, since it takes seconds per GB."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from specrt.tools.terminal.progress import shown_progress
 
 
 def checked_manifest(bundle: Path, always_hash: bool = False) -> Manifest:
-    """The manifest of a bundle that is whole (``specrt.engines.storage.integrity.check_files``). Raises
-    ``BundleError``.
+    """The manifest of a bundle whose files pass ``specrt.engines.storage.integrity.check_files``.
+
+    Raises ``BundleError``.
     """
     manifest = manifest_from_bundle(bundle)
     with shown_progress() as progress:

@@ -1,4 +1,4 @@
-"""What a measurement ran on, what it needs, and whether the machine is quiet enough for it."""
+"""The machine of a measurement, the memory that it needs, and whether the machine is idle enough."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specrt.engines.processor import cpu_name
 
 VERSIONED = ("specrt", "torch", "transformers", "onnxruntime", "numpy")
 QUIET_PERCENT = 10.0
-# On a quiet machine sleeping costs torch a third of its speed; on a busy one spinning costs it 9 tenths.
+# On an idle machine sleeping costs torch a third of its speed; on a busy one spinning costs it nine tenths.
 OMP_WAIT_POLICY = "OMP_WAIT_POLICY"
 BANDWIDTH_BYTES = 1 << 30
 BANDWIDTH_TRIES = 3
@@ -27,7 +27,7 @@ CACHED_BYTES = 64 << 20  # weights below this may stay in the processor's caches
 
 @dataclass(frozen=True)
 class Machine:
-    """The CPU by its own name, the cores that this process may use, and how busy others kept them before.
+    """The CPU by its own name, the cores that this process may use, and how busy other processes kept them before.
 
     ``omp_wait_policy`` is the environment's: torch's threads spin while they wait for each other, or sleep if PASSIVE.
     """
@@ -50,9 +50,9 @@ class Machine:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """Since they began, over all cores: of the machine, of it busy, busy with this process and its ended children.
+    """Seconds so far, over all cores: total, busy, and busy with this process and its ended children.
 
-    What a hypervisor gave to other machines ("steal") counts as busy; the time that guests took is in the user's.
+    Time that a hypervisor gave to other machines ("steal") counts as busy; the time of guests is in the user time.
     """
     import psutil
 
@@ -67,19 +67,19 @@ def _cpu_seconds() -> tuple[float, float, float]:
 
 
 class Watch:
-    """How busy others keep the CPU from here on. Processes of ours are others until they are waited for."""
+    """How busy other processes keep the CPU from now on. Our children count as others until they are waited for."""
 
     def __init__(self, cpu_seconds: Callable[[], tuple[float, float, float]] = _cpu_seconds) -> None:
         self._cpu_seconds, self._since = cpu_seconds, cpu_seconds()
 
     def busy_percent(self) -> float:
-        """Of all cores, so far."""
+        """The percentage of all cores that others used so far."""
         total, busy, own = (now - since for now, since in zip(self._cpu_seconds(), self._since, strict=True))
         return max(0.0, 100 * (busy - own) / total) if total > 0 else 0.0
 
 
 def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
-    """Watch the CPU for ``watch_seconds`` s, so call it before anything of ours runs."""
+    """Observe the CPU for ``watch_seconds`` s. Call it before our own work starts."""
     import psutil
 
     from specrt.engines.processor import available_cores
@@ -91,7 +91,7 @@ def describe_machine(threads: int, watch_seconds: float = 1.0) -> Machine:
 
 
 def notes(machine: Machine, process_bytes: Sequence[int], one_at_a_time: bool) -> list[str]:
-    """Lines to read before the figures: the memory that processes of ``process_bytes`` take, and other load."""
+    """Remarks to print before the results: the memory that processes of ``process_bytes`` need, and other load."""
     import psutil
 
     needed, largest = max(process_bytes) if one_at_a_time else sum(process_bytes), max(process_bytes)
@@ -112,7 +112,7 @@ def peak_bytes() -> int:
 
 
 def read_bandwidth(threads: int, repeats: int = 9) -> float:
-    """Bytes per second that ``threads`` threads read from memory together: the median over ``repeats`` dot products."""
+    """Bytes per second that ``threads`` threads together read from memory: the median of ``repeats`` dot products."""
     parts = np.array_split(np.ones(BANDWIDTH_BYTES // 4, np.float32), threads)
     times = []
     with ThreadPoolExecutor(threads) as pool:
@@ -128,7 +128,7 @@ def bounding_bandwidth(
 ) -> tuple[float, bool]:
     """(the memory's bandwidth in bytes per second, whether it bounds passes that read ``shown_bytes_per_s``).
 
-    What else runs can only lower a measurement. One that passes beat is repeated; the largest is returned.
+    Other load can only lower a measurement. One that passes exceed is repeated; the largest is returned.
     """
     found = 0.0
     for _ in range(BANDWIDTH_TRIES):

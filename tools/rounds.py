@@ -1,4 +1,4 @@
-"""Rounds in a slot that the caller holds, for checks and measurements that look into its memory."""
+"""Rounds in a slot that the caller holds, for checks and measurements that inspect its memory."""
 
 from __future__ import annotations
 

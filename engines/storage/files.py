@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.errors import ResourceError, UsageError, one_line
 
 # Disk, memory and descriptors that are used up: never the fault of what was given.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
@@ -42,7 +42,7 @@ def reason_of(error: BaseException) -> str:
     """A few words on why: the system's own where it is an error of the system."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split())[:240] or type(error).__name__
+    return one_line(error)
 
 
 def cannot_write(path: Path, error: BaseException, hint: str) -> ResourceError:

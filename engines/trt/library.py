@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.errors import BackendError
+from specrt.engines.errors import BackendError, one_line
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def load_library(backend: str) -> Any:
     try:
         module = importlib.import_module(library.module)
     except (ImportError, OSError) as error:  # the wheel is there, a shared library is not
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise BackendError(
             f"backend {backend}: {library.module} cannot be loaded ({reason}); {library.install}"
         ) from error

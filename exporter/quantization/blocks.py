@@ -22,6 +22,7 @@ from onnxruntime.capi import _pybind_state as ort_quantizers
 
 from specrt.engines.interface import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node, routers
+from specrt.exporter.quantization.parts import LazyParts
 from specrt.exporter.quantization.rounding import round_blocks, share_on_grid
 from specrt.exporter.quantization.w8a8 import integer_matmul
 
@@ -154,8 +155,9 @@ def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
 def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_first: bool) -> _Blocks:
     """Initializers computed when they are written. ``rows_first``: the weight is stored as [N, K], else as [K, N]."""
     assert weight.const_value is not None
-    parts = _Parts(weight.const_value, quantization, rows_first)
-    num_rows, num_columns = parts.shape
+    whole = _Weight(weight.const_value, quantization, rows_first)
+    parts = LazyParts(whole.quantized)
+    num_rows, num_columns = whole.shape
     bits, size = quantization.bits, quantization.block_size
     num_blocks = -(-num_columns // size)
     name = weight.name
@@ -164,23 +166,22 @@ def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_
         return deferred_initializer(model, f"{name}.{suffix}", shape, dtype, lambda: ir.tensor(make()))
 
     data = deferred("data", (num_rows, num_blocks, size * bits // 8), ir.DataType.UINT8, parts.data)
-    scales = deferred("scales", (num_rows, num_blocks), ir.DataType.FLOAT, lambda: parts.small(0))
+    scales = deferred("scales", (num_rows, num_blocks), ir.DataType.FLOAT, parts.scales)
     zero_points = None
     if quantization.has_zero_points:
         shape = (num_rows, -(-num_blocks * bits // 8))
-        zero_points = deferred("zero_points", shape, ir.DataType.UINT8, lambda: parts.small(1))
-    return _Blocks(data, scales, zero_points, num_rows, num_columns, parts.has_offsets)
+        zero_points = deferred("zero_points", shape, ir.DataType.UINT8, parts.zero_points)
+    return _Blocks(data, scales, zero_points, num_rows, num_columns, whole.has_offsets)
 
 
-class _Parts:
-    """The blocks of one weight, computed on demand. The integers are not cached; scales and zero points are.
+class _Weight:
+    """A weight, and whether its blocks get columns of offsets.
 
     ``shape`` is [N, K], the columns of offsets included.
     """
 
     def __init__(self, tensor: ir.TensorProtocol, quantization: Quantization, rows_first: bool) -> None:
         self._tensor, self._quantization, self._rows_first = tensor, quantization, rows_first
-        self._small: tuple[Array, Array] | None = None
         first, second = (int(size) for size in tensor.shape)  # type: ignore[arg-type]
         rows, columns = (first, second) if rows_first else (second, first)
         weight, size = self._by_row(), quantization.block_size
@@ -195,23 +196,12 @@ class _Parts:
         array: Array = self._tensor.numpy()
         return array if self._rows_first else array.T
 
-    def data(self) -> Array:
+    def quantized(self) -> tuple[Array, ...]:
+        """Blocks, scales and zero points."""
         weight = self._by_row()
         if self._quantization.bits == 4:
-            data, scales, zero_points = quantized_in_4_bits(
-                weight, self._quantization, self.has_offsets, self.through_zero
-            )
-        else:
-            data, scales, zero_points = quantized(np.asarray(weight.T, np.float32), self._quantization)
-        self._small = (scales, zero_points)
-        return data
-
-    def small(self, index: int) -> Array:
-        """0: scales, 1: zero points."""
-        if self._small is None:
-            self.data()
-        assert self._small is not None
-        return self._small[index]
+            return quantized_in_4_bits(weight, self._quantization, self.has_offsets, self.through_zero)
+        return quantized(np.asarray(weight.T, np.float32), self._quantization)
 
 
 def quantized(weight: Array, quantization: Quantization) -> tuple[Array, Array, Array]:

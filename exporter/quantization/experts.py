@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +25,7 @@ from specrt.exporter.quantization.blocks import (
     quantized,
     quantized_in_4_bits,
 )
+from specrt.exporter.quantization.parts import LazyParts
 
 _WHOLE_ROWS = Quantization(8, 0, False)
 _LARGEST, _ZERO = 127, 128
@@ -81,7 +83,7 @@ class _Blocks:
         """Initializers computed when they are written."""
         assert weight.const_value is not None
         experts, num_rows, num_inputs = _shape(weight)
-        parts = _Parts(weight.const_value, layout)
+        parts = LazyParts(partial(_quantized_experts, weight.const_value, layout))
         blocks = num_inputs // layout.block_size if layout.block_size else 0
 
         def deferred(suffix: str, last: tuple[int, ...], dtype: ir.DataType, make: Callable[[], Array]) -> ir.Value:
@@ -90,33 +92,18 @@ class _Blocks:
             return deferred_initializer(model, name, shape, dtype, lambda: ir.tensor(make().reshape(shape)))
 
         data = deferred("data", (num_inputs * layout.bits // 8,), ir.DataType.UINT8, parts.data)
-        scales = deferred("scales", (blocks,) if blocks else (), ir.DataType.FLOAT, lambda: parts.small(0))
+        scales = deferred("scales", (blocks,) if blocks else (), ir.DataType.FLOAT, parts.scales)
         zeros = None
         if layout.has_zero_points:
             last = (-(-blocks * layout.bits // 8),)
-            zeros = deferred("zero_points", last, ir.DataType.UINT8, lambda: parts.small(1))
+            zeros = deferred("zero_points", last, ir.DataType.UINT8, parts.zero_points)
         return cls(data, scales, zeros)
 
 
-class _Parts:
-    """The blocks of one weight [E, N, K], computed on demand. The integers are not cached."""
-
-    def __init__(self, tensor: ir.TensorProtocol, layout: Quantization) -> None:
-        self._tensor, self._layout = tensor, layout
-        self._small: tuple[Array, Array] | None = None
-
-    def data(self) -> Array:
-        parts = [quantized_rows(np.asarray(expert, np.float32), self._layout) for expert in self._tensor.numpy()]
-        data, scales, zeros = (np.concatenate(part) for part in zip(*parts, strict=True))
-        self._small = (scales, zeros)
-        return data
-
-    def small(self, index: int) -> Array:
-        """0: scales, 1: zero points."""
-        if self._small is None:
-            self.data()
-        assert self._small is not None
-        return self._small[index]
+def _quantized_experts(tensor: ir.TensorProtocol, layout: Quantization) -> tuple[Array, ...]:
+    """Data, scales and zero points of a weight [E, N, K], in the shapes of ``quantized_rows`` for all experts' rows."""
+    parts = [quantized_rows(np.asarray(expert, np.float32), layout) for expert in tensor.numpy()]
+    return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
 
 
 def quantized_rows(weight: Array, layout: Quantization) -> tuple[Array, Array, Array]:

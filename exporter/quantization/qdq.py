@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ import onnx_ir as ir
 
 from specrt.engines.interface import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer, remove_unused, replace_node
+from specrt.exporter.quantization.parts import LazyParts
 from specrt.exporter.quantization.rounding import symmetric_scales
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -154,7 +156,7 @@ def _integers(model: ir.Model, source: _Source, layout: Layout, keep_rows: bool 
     """Initializers computed when they are written; ``keep_rows`` leaves the integers as [N, K]."""
     dtype = source.value.dtype
     assert dtype is not None
-    parts = _Parts(source, layout, dtype.numpy(), keep_rows)
+    parts = LazyParts(partial(_quantized, source, layout, dtype.numpy(), keep_rows))
     num_inputs, num_outputs = source.shape
     shape = (num_outputs, num_inputs) if keep_rows else source.shape
     small = (num_inputs // layout.block_size, num_outputs) if layout.block_size else (num_outputs,)
@@ -166,23 +168,10 @@ def _integers(model: ir.Model, source: _Source, layout: Layout, keep_rows: bool 
     return _Integers(data, deferred("scales", small, dtype, parts.scales), layout)
 
 
-class _Parts:
-    """The parts of one weight, computed on demand. The integers are not cached."""
-
-    def __init__(self, source: _Source, layout: Layout, dtype: np.dtype[Any], keep_rows: bool) -> None:
-        self._source, self._layout, self._dtype, self._keep_rows = source, layout, dtype, keep_rows
-        self._scales: Array | None = None
-
-    def data(self) -> Array:
-        integers, self._scales = rounded(self._source.read(), self._layout, self._dtype)
-        integers = np.ascontiguousarray(integers.T) if self._keep_rows else integers
-        return integers.astype(ml_dtypes.int4) if self._layout.bits == 4 else integers
-
-    def scales(self) -> Array:
-        if self._scales is None:
-            self.data()
-        assert self._scales is not None
-        return self._scales
+def _quantized(source: _Source, layout: Layout, dtype: np.dtype[Any], keep_rows: bool) -> tuple[Array, Array]:
+    integers, scales = rounded(source.read(), layout, dtype)
+    integers = np.ascontiguousarray(integers.T) if keep_rows else integers
+    return integers.astype(ml_dtypes.int4) if layout.bits == 4 else integers, scales
 
 
 def rounded(weight: Array, layout: Layout, dtype: np.dtype[Any]) -> tuple[Array, Array]:

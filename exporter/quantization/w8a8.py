@@ -10,11 +10,14 @@ weights, in blocks (``specrt.exporter.quantization.blocks``), is more accurate.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx_ir as ir
 
 from specrt.engines.interface import Array
 from specrt.exporter.passes.graph import add_initializer, deferred_initializer
+from specrt.exporter.quantization.parts import LazyParts
 
 _LARGEST = 127
 _ZERO = 128  # of unsigned activations and weights
@@ -26,7 +29,8 @@ def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
     rows, weight = matmul.inputs
     assert weight is not None and weight.const_value is not None
     num_inputs, num_outputs = (int(size) for size in weight.const_value.shape)  # type: ignore[arg-type]
-    columns, name = _Columns(weight.const_value), weight.name
+    name = weight.name
+    columns = LazyParts(partial(_quantized, weight.const_value))
     data = deferred_initializer(
         model, f"{name}.data", (num_inputs, num_outputs), ir.DataType.UINT8, lambda: ir.tensor(columns.data())
     )
@@ -51,26 +55,12 @@ def integer_matmul(model: ir.Model, matmul: ir.Node) -> list[ir.Node]:
     return [sizes, largest, share, step, units, whole, sums, values, by_column, result]
 
 
+def _quantized(tensor: ir.TensorProtocol) -> tuple[Array, Array]:
+    return rounded_columns(tensor.numpy().astype(np.float32))
+
+
 def rounded_columns(weight: Array) -> tuple[Array, Array]:
     """Integers plus 128 [K, N] u8 and scales [N] f32 of ``weight`` [K, N] f32; a column of zeros has the scale 1."""
     scales = np.abs(weight).max(axis=0) / np.float32(_LARGEST)
     scales[scales == 0] = 1
     return (np.rint(weight / scales) + _ZERO).astype(np.uint8), scales.astype(np.float32)
-
-
-class _Columns:
-    """The parts of one weight, computed on demand. The integers are not cached."""
-
-    def __init__(self, tensor: ir.TensorProtocol) -> None:
-        self._tensor = tensor
-        self._scales: Array | None = None
-
-    def data(self) -> Array:
-        data, self._scales = rounded_columns(self._tensor.numpy().astype(np.float32))
-        return data
-
-    def scales(self) -> Array:
-        if self._scales is None:
-            self.data()
-        assert self._scales is not None
-        return self._scales

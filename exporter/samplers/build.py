@@ -1,4 +1,4 @@
-"""A row for each sampler: its name and what writes its nodes."""
+"""A row for each sampler: its name and the function that writes its nodes."""
 
 from __future__ import annotations
 

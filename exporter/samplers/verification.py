@@ -1,5 +1,5 @@
-"""The samplers that judge drafted ids: the accept rules of ``specrt.engines.numpy_samplers`` without a loop over ids or
-tokens.
+"""The samplers that verify drafted ids: the accept rules of ``specrt.engines.numpy_samplers``, without a loop over ids
+or tokens.
 
 ``R`` = K + 1 rows, ``V`` the target's vocabulary. No node reads a shape: what follows from one in 64-bit integers would
 be computed on the host by ONNX Runtime's CUDA provider, with a copy and a wait in each round.
@@ -30,7 +30,7 @@ def write_match_sampled(g: GraphWriter, drafted: str, vocab_size: int) -> None:
 
 
 def write_block(g: GraphWriter, drafted: str, vocab_size: int, max_rows: int) -> None:
-    """``oracle.block``. The running minimum P is unrolled over the K of the bundle."""
+    """``numpy_samplers.block``. The running minimum P is unrolled over the K of the bundle."""
     index = row_numbers(g, drafted)  # [R]
     is_last = g.Greater(_last_row(g, drafted), g.const([0.0]))  # [R]
     ratios = g.Div(_at(g, PROBS, drafted), g.Max(_at(g, DRAFT_PROBS, drafted), g.const([np.finfo(np.float32).tiny])))
@@ -48,14 +48,14 @@ def write_block(g: GraphWriter, drafted: str, vocab_size: int, max_rows: int) ->
 
 
 def _write_first(g: GraphWriter, misses: str) -> str:
-    """The index of the first miss; the last row judges nothing and ends every draft. [1] i64"""
+    """The index of the first miss; the last row verifies no id and ends every draft. [1] i64"""
     rows = g.Slice(g.Cast(misses, to=TensorProto.FLOAT), g.ints(0), g.ints(-1), g.ints(0))  # [R - 1]
     first = first_true(g, g.Concat(rows, g.const([1.0]), axis=0))
     return str(g.Identity(first, named=NUM_ACCEPTED))
 
 
 def _write_residual(g: GraphWriter, drafted: str, accepted: str, prefix: str, vocab_size: int) -> None:
-    """The next id from norm((prefix p - q)+) of row ``accepted``, or from p where it judges nothing; in all rows."""
+    """The next id from norm((prefix p - q)+) of row ``accepted``, or from p where it verifies no id; in all rows."""
     p, q = g.Gather(PROBS, accepted), g.Gather(DRAFT_PROBS, accepted)  # [1, V] each
     residual = g.Max(g.Sub(g.Mul(p, prefix), q), g.const([0.0]))
     enough = g.Greater(g.ReduceSum(residual, g.ints(1), keepdims=1), g.const([float(MIN_RESIDUAL)]))  # [1, 1]
@@ -67,7 +67,7 @@ def _write_residual(g: GraphWriter, drafted: str, accepted: str, prefix: str, vo
 
 
 def _draw(g: GraphWriter, weights: str, uniforms: str, vocab_size: int) -> str:
-    """``oracle.draw`` of each row. [R, V], [R, 3] -> [R, 1] i64"""
+    """``numpy_samplers.draw`` of each row. [R, V], [R, 3] -> [R, 1] i64"""
     size = chunk_size(vocab_size)
     padding = -vocab_size % size
     if padding:

@@ -1,4 +1,4 @@
-"""The samplers that turn logits into probabilities, and those on either side of them: penalties and log-probabilities.
+"""The samplers that turn logits into probabilities, penalties before them, and log-probabilities.
 
 ``R`` rows, ``V`` the model's vocabulary, ``T`` the target's. Loops are unrolled, and nothing is scattered: TensorRT has
 no scatter with a reduction, and sorts at most 3840 ids.
@@ -36,15 +36,15 @@ from specrt.engines.samplers import (
 from specrt.exporter.samplers.ties import largest_in_order
 from specrt.exporter.samplers.writer import GraphWriter, row_numbers
 
-# Halvings of the interval [maximum - SPAN, maximum] that holds the nucleus' threshold: to neighbouring fp32 numbers.
+# Halvings of the interval [maximum - SPAN, maximum] that contains the threshold, down to neighbouring fp32 numbers.
 _SPAN = 104.0  # exp(-104) is 0 in fp32
 _HALVINGS = 32
 
 
 def write_penalties(g: GraphWriter, drafted: str) -> None:
-    """``oracle.penalize``. ``drafted`` [R] are the ids that rows judge, 0 in the last.
+    """``numpy_samplers.penalize``. ``drafted`` [R] are the ids that rows verify, 0 in the last.
 
-    All rows share the counts of what is committed; the few ids drafted before a row are computed again for it.
+    All rows share the counts of committed tokens; the logits of ids drafted before a row are computed again for it.
     """
     index = row_numbers(g, drafted)  # [R], from 0
     unended = g.Min(LOGIT_BIAS, ENDING_LIMIT)  # [V]
@@ -63,7 +63,7 @@ def write_penalties(g: GraphWriter, drafted: str) -> None:
 
 
 def _penalized(g: GraphWriter, logits: str, in_context: str, in_output: str) -> str:
-    """Few operations on whole rows: they are what this sampler costs.
+    """Uses few operations on whole rows, since they take most of this sampler's time.
 
     A logit divided where positive and multiplied where negative is the smaller of the two results, for a penalty above
     1, and the larger below.
@@ -78,12 +78,12 @@ def _penalized(g: GraphWriter, logits: str, in_context: str, in_output: str) -> 
 
 
 def write_softmax(g: GraphWriter, model_vocab: int, target_vocab: int) -> None:
-    """``oracle.softmax``."""
+    """``numpy_samplers.softmax``."""
     _write_probs(g, g.Softmax(_scaled(g, model_vocab, target_vocab), axis=-1), model_vocab, target_vocab)
 
 
 def write_filter(g: GraphWriter, model_vocab: int, target_vocab: int, num_sorted: int) -> None:
-    """``oracle.filtered`` where all that is kept is among the ``num_sorted`` most likely ids; other rows are flagged.
+    """``numpy_samplers.filtered`` if all kept ids are among the ``num_sorted`` most likely; other rows are flagged.
 
     Masks are multiplied, not selected: ``Where`` on whole rows costs ten times as much on ONNX Runtime's CPU.
     """
@@ -114,7 +114,7 @@ def write_filter(g: GraphWriter, model_vocab: int, target_vocab: int, num_sorted
 
 
 def write_nucleus(g: GraphWriter, model_vocab: int, target_vocab: int) -> None:
-    """The rest of ``oracle.filtered``: flagged rows find their threshold by bisection, without a sort."""
+    """The rest of ``numpy_samplers.filtered``: flagged rows find their threshold by bisection, without a sort."""
     scaled = _scaled(g, model_vocab, target_vocab)  # [R, V]
     largest = g.ReduceMax(scaled, g.ints(1), keepdims=1)  # [R, 1]
     given = g.Unsqueeze(THRESHOLD, g.ints(1))
@@ -139,7 +139,7 @@ def write_nucleus(g: GraphWriter, model_vocab: int, target_vocab: int) -> None:
 
 
 def write_logprobs(g: GraphWriter, model_vocab: int) -> None:
-    """``oracle.logprobs``."""
+    """``numpy_samplers.logprobs``."""
     logs = g.LogSoftmax(LOGITS, axis=-1)  # [R, V]
     chosen = g.GatherElements(logs, g.Unsqueeze(CHOSEN_IDS, g.ints(1)), axis=1)  # [R, 1]
     g.Squeeze(chosen, g.ints(1), named=TOKEN_LOGPROBS)

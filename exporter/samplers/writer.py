@@ -74,7 +74,7 @@ def _value_info(tensor: TensorSpec) -> onnx.ValueInfoProto:
 
 
 def drafted_ids(g: GraphWriter) -> str:
-    """The id that each row judges: the one fed at the next row; 0 in the last, which judges none. [R] i64"""
+    """The id that each row verifies: the one fed at the next row; 0 in the last, which verifies none. [R] i64"""
     fed = g.Gather(g.Squeeze(INPUT_IDS, g.ints(0)), ROW_INDICES)  # [R]
     return str(g.Concat(g.Slice(fed, g.ints(1), g.ints(END), g.ints(0)), g.ints(0), axis=0))
 

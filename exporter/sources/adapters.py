@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import file_exists, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
+from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError, kind_and_line
 from specrt.exporter.sources.source import Source, find_config, find_source
 
 SETTINGS = "adapter_config.json"
@@ -201,7 +201,9 @@ def _tokenizer_of(adapter: Adapter, source: Source) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(adapter.folder), config=source.config)
     except Exception as error:  # a damaged file can make its reader raise anything
-        raise SourceError(f"{adapter.name}: its tokenizer cannot be read ({_line(error)}); remove its files") from error
+        raise SourceError(
+            f"{adapter.name}: its tokenizer cannot be read ({kind_and_line(error)}); remove its files"
+        ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise SourceError(f"{adapter.name}: its tokenizer has no fast (tokenizer.json) form; remove its files")
     return tokenizer
@@ -211,7 +213,9 @@ def _read_settings(name: str, path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise SourceError(f"{name}: {SETTINGS} cannot be read ({_line(error)}); download the adapter again") from error
+        raise SourceError(
+            f"{name}: {SETTINGS} cannot be read ({kind_and_line(error)}); download the adapter again"
+        ) from error
     if not isinstance(settings, dict):
         raise SourceError(f"{name}: {SETTINGS} is not a JSON object; download the adapter again")
     return settings
@@ -244,13 +248,9 @@ def _file(name: str, file: str, revision: str | None) -> Path | None:
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise SourceError(f"{name}: {file} cannot be downloaded ({_line(error)})") from error
+        raise SourceError(f"{name}: {file} cannot be downloaded ({kind_and_line(error)})") from error
 
 
 def _commit_of(path: Path) -> str | None:
     """The hub commit in the path of a cached file, ``.../snapshots/COMMIT/file``."""
     return path.parent.name if path.parent.parent.name == "snapshots" else None
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

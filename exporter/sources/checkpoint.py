@@ -19,7 +19,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from safetensors import safe_open
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, kind_and_line
 from specrt.exporter.sources.gguf.file import read_gguf
 
 # In transformers' order: the first one that exists is used.
@@ -122,8 +122,7 @@ def finder(location: str, revision: str | None) -> Callable[[str], Path | None]:
         except EntryNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            line = " ".join(str(error).split())[:240]
-            raise SourceError(f"{location}: {name} cannot be downloaded ({type(error).__name__}: {line})") from error
+            raise SourceError(f"{location}: {name} cannot be downloaded ({kind_and_line(error)})") from error
 
     return cached
 
@@ -163,10 +162,7 @@ def _opening(path: Path) -> Iterator[None]:
     except SourceError:
         raise
     except Exception as error:  # a damaged file can make its reader raise anything
-        line = " ".join(str(error).split())[:160]
-        raise SourceError(
-            f"{path}: truncated or damaged ({type(error).__name__}: {line}); download the file again"
-        ) from error
+        raise SourceError(f"{path}: truncated or damaged ({kind_and_line(error)}); download the file again") from error
 
 
 def _safetensors(path: Path) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, kind_and_line
 from specrt.exporter.sources.hub_files import optional_bytes
 
 GENERATION_CONFIG = "generation_config.json"
@@ -67,8 +67,7 @@ def read_generation_config(name: str, location: str, revision: str | None) -> An
     try:
         data = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # text that is not UTF-8 is a ValueError too
-        line = " ".join(str(error).split())[:160]
-        raise SourceError(f"{what} is not JSON ({type(error).__name__}: {line}); correct or remove the file") from error
+        raise SourceError(f"{what} is not JSON ({kind_and_line(error)}); correct or remove the file") from error
     if not isinstance(data, dict):
         raise SourceError(f"{what} is a JSON {type(data).__name__}, expected an object; correct or remove the file")
     return SimpleNamespace(**data)

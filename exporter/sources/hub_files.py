@@ -19,7 +19,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import CachedRepoTreeNotFoundError, EntryNotFoundError, LocalEntryNotFoundError
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, kind_and_line
 
 # The optional files that transformers reads for a tokenizer.
 _TOKENIZER_FILES = (
@@ -81,8 +81,7 @@ def _is_known_absent(location: str, name: str, revision: str | None) -> bool:
 
 def _failed(location: str, name: str, error: Exception) -> SourceError:
     cause = error.__cause__ or error
-    line = " ".join(str(cause).split())[:160]
     return SourceError(
-        f"{location}: {name} could not be fetched ({type(cause).__name__}: {line}), so it is not known whether the "
+        f"{location}: {name} could not be fetched ({kind_and_line(cause)}), so it is not known whether the "
         "model has one; try again, go online, or download the whole model and give its folder"
     )

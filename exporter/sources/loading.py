@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from optimum.exporters.tasks import TasksManager
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, one_line
 from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
@@ -134,7 +134,7 @@ def _check_names(
     if unread:
         raise SourceError(describe_unread(unread, names, config))
     if errors := info.get("error_msgs"):
-        raise SourceError(" ".join(str(errors[0]).split())[:240])
+        raise SourceError(one_line(errors[0]))
     if note := _untied(model, config):
         progress.note(note)
     for what, number in harmless.items():
@@ -189,7 +189,7 @@ def _converted(row: TensorMap, tensors: list[torch.Tensor]) -> dict[str, torch.T
     try:
         return row.convert(tensors)
     except Exception as error:  # conversions of damaged tensors can raise anything
-        line = " ".join(str(error).split())[:160]
+        line = one_line(error)
         raise SourceError(
             f"{row.sources[0]} of its files cannot be converted to {row.targets[0]} ({line}); download the model again"
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
+from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError, kind_and_line
 from specrt.engines.manifest import LOGITS_TOLERANCE
 from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.sources.adapters import Adapter
@@ -83,7 +83,7 @@ def read_tensors(adapter: Adapter) -> dict[str, torch.Tensor]:
         wrong = next((n for n, t in tensors.items() if not t.is_floating_point() or not torch.isfinite(t).all()), None)
     except Exception as error:  # a damaged file can make its reader raise anything
         raise SourceError(
-            f"{adapter.weights}: truncated or damaged ({_line(error)}); download the adapter again"
+            f"{adapter.weights}: truncated or damaged ({kind_and_line(error)}); download the adapter again"
         ) from error
     if not tensors:
         raise SourceError(f"{adapter.weights}: holds no tensor; download the adapter again")
@@ -197,8 +197,6 @@ def _peft(adapter: Adapter, base: str) -> Iterator[None]:
         raise
     except Exception as error:  # peft raises errors of many unrelated types
         made_for = f"; it was made for {adapter.base}" if adapter.base else ""
-        raise SourceError(f"{adapter.name}: peft cannot merge it into {base} ({_line(error)}){made_for}") from error
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:240]}"
+        raise SourceError(
+            f"{adapter.name}: peft cannot merge it into {base} ({kind_and_line(error)}){made_for}"
+        ) from error

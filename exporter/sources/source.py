@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
-from specrt.engines.errors import SourceError, SpecrtError
+from specrt.engines.errors import SourceError, SpecrtError, kind_and_line
 from specrt.exporter.sources.checkpoint import Checkpoint, finder, open_checkpoint, refuse_lfs_pointer, weight_files
 from specrt.exporter.sources.ending import read_generation_config
 from specrt.exporter.sources.gguf.file import is_gguf_name
@@ -196,5 +196,4 @@ def reading(name: str) -> Iterator[None]:
     except SpecrtError:
         raise
     except Exception as error:  # a damaged file can make its reader raise anything
-        line = " ".join(str(error).split())[:240]
-        raise SourceError(f"{name}: cannot be read as a Hugging Face model ({type(error).__name__}: {line})") from error
+        raise SourceError(f"{name}: cannot be read as a Hugging Face model ({kind_and_line(error)})") from error

@@ -1,9 +1,9 @@
 """The one attention of every exported model: transformers' attention and mask interfaces with our own functions.
 
-A model's code calls the mask function once a forward pass for each kind of layer, ``cache.update`` and the attention
-function once a layer. On the meta device (``observe``) they record what the model asks for; under
+A model's code calls the mask function once per forward pass for each kind of layer, ``cache.update`` and the attention
+function once per layer. On the meta device (``observe``) they record what the model requires; under
 ``torch.onnx.export`` they emit the attention of the spec's dialect (``specrt.exporter.tracing.emission``). No model's
-code is written twice, and what a dialect cannot express is refused by what the model *does*, not by its name.
+code is reimplemented, and a model is refused for what it computes, not for its name.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from specrt.exporter.tracing.state import AttentionSite, Mask, Tracing, current
 IMPLEMENTATION = "specrt"
 SUPPORTED = "specrt exports decoder-only models with softmax attention over a KV cache (full or sliding window)"
 
-# What attention functions may be handed and we do not compute, in the field's words.
+# Arguments of attention functions that are not supported, and their usual names.
 ATTENTION_OPTIONS = {
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
     "alibi": "an ALiBi position bias",
     "indices": "sparse attention to selected keys",
 }
-# What they are also handed and that does not change the result of a cached, unpadded, inference pass.
+# Arguments that do not change the result of a cached, unpadded inference pass.
 _HARMLESS = frozenset(
     {"position_ids", "use_cache", "output_attentions", "is_causal", "cache_position", "return_dict", "logits_to_keep"}
 )
 
 
 def refuse(reason: str) -> NoReturn:
-    """Raise ``UnsupportedModelError`` that says why and what is supported."""
+    """Raise ``UnsupportedModelError`` with the reason and with what is supported."""
     raise UnsupportedModelError(f"cannot export this model faithfully: {reason}; {SUPPORTED}")
 
 
 class ContractCache(Cache):
-    """A ``Cache`` that keeps nothing: the attention node itself appends to the KV buffers."""
+    """A ``Cache`` that stores nothing: the attention node itself appends to the KV buffers."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[])
@@ -52,7 +52,7 @@ class ContractCache(Cache):
         return self._num_layers
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        """Note that layer ``layer_idx`` wrote [1, H, width, D] keys and values; hand them on unchanged."""
+        """Record that layer ``layer_idx`` wrote [1, H, width, D] keys and values; return them unchanged."""
         updated = current().updated
         if layer_idx in updated:
             refuse(f"layer {layer_idx} runs more than once in a pass and writes its KV cache each time")
@@ -72,14 +72,15 @@ class ContractCache(Cache):
 def mask_of(mask_function: Callable[..., Any], hint: int | None) -> Mask:
     """The ``Mask`` that equals ``mask_function(batch, head, query, key)``, found by evaluating it.
 
-    ``hint`` is the window the caller names, or None. Raises ``UnsupportedModelError`` when the two are not the same.
+    ``hint`` is the window that the caller states, or None. Raises ``UnsupportedModelError`` when the function is not
+    the causal mask of this window.
     """
     window = hint
     edge = window or 8
     points = sorted({0, 1, edge - 1, edge, edge + 1, 2 * edge + 1})
     query = torch.tensor(points)[:, None]
     offsets = torch.tensor([-1, 0, 1, edge - 1, edge, edge + 1])
-    key = query - offsets[None, :]  # [Q, K]: in the future, here, behind, at and beyond the edge
+    key = query - offsets[None, :]  # [Q, K]: after, at and before the query, at and beyond the window's edge
     query = query.expand_as(key)
     expected = (key <= query) & (key > query - window if window else torch.ones_like(key, dtype=torch.bool))
     zero = torch.zeros((), dtype=torch.long)
@@ -95,7 +96,7 @@ def mask_of(mask_function: Callable[..., Any], hint: int | None) -> Mask:
 def _mask(
     *, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any
 ) -> Mask | UnsupportedModelError:
-    """The mask, or the reason why there is none: models make masks of kinds that none of their layers uses."""
+    """The mask, or the error to raise when a layer uses it: models also build masks that none of their layers uses."""
     if current().inputs is not None:
         return Mask(local_size)  # no values under torch.export, and observe() has checked them
     try:
@@ -110,7 +111,7 @@ def _site(
     if isinstance(mask, UnsupportedModelError):
         raise mask
     if not isinstance(mask, Mask):
-        refuse(f"{type(module).__name__} masks its attention in code of its own, not by transformers' mask interface")
+        refuse(f"{type(module).__name__} masks its attention in its own code, not through transformers' mask interface")
     head_dim = query.shape[-1]
     scale, softcap = options.pop("scaling", None), options.pop("softcap", None)
     window = options.pop("sliding_window", None)
@@ -132,7 +133,7 @@ def _site(
 
 
 def _layer_of(module: Any, state: Tracing, key: torch.Tensor, value: torch.Tensor) -> int:
-    """The number of the layer that attends, which must have written ``key`` and ``value`` to its own cache."""
+    """The index of the layer of ``module``, which must have written ``key`` and ``value`` to its own cache."""
     name, layer = type(module).__name__, getattr(module, "layer_idx", None)
     if not state.updated:
         refuse(f"{name} keeps no KV cache by transformers' cache interface")

@@ -1,12 +1,12 @@
-"""One layer's attention as ONNX nodes: a function for each dialect.
+"""One layer's attention as ONNX nodes, one function per dialect.
 
-``onnxruntime``: one ``com.microsoft::GroupQueryAttention``, which appends to the KV buffer and whose cost follows the
-length. ``standard`` (opset 24): ``TensorScatter`` writes the new keys and values, ``Attention`` reads the whole buffer
-under a boolean mask that the graph builds from the positions. TensorRT's parser would drop ``nonpad_kv_seqlen`` and
-anchor ``is_causal`` at the upper left, so neither is used.
+``onnxruntime``: one ``com.microsoft::GroupQueryAttention``, which appends to the KV buffer and whose cost grows with
+the length. ``standard`` (opset 24): ``TensorScatter`` writes the new keys and values, ``Attention`` reads the whole
+buffer under a boolean mask that the graph builds from the positions. TensorRT's parser would drop ``nonpad_kv_seqlen``
+and anchor ``is_causal`` at the upper left, so neither is used.
 
-Both take heads of a multiple of 8 columns. Others are padded with zeros, which add nothing to q.k and come out of the
-values as columns of zeros that are cut off again; the scale stays that of the unpadded size.
+Both need head sizes that are multiples of 8. Other sizes are padded with zeros, which add nothing to q.k; the padded
+columns of the output are cut off. The scale is that of the unpadded size.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query [1, H, M, D];
 def emit(
     state: Tracing, layer: int, site: AttentionSite, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    """The attention of ``layer`` in the dialect of ``state``; its KV outputs are noted there. -> [1, M, H, Dv]"""
+    """The attention of ``layer`` in the dialect of ``state``, which also collects its KV outputs. -> [1, M, H, Dv]"""
     query, key, value = (_padded(states, site.kv_head_dim) for states in (query, key, value))
     output = _EMITTERS[state.dialect](state, layer, site, (query, key, value))  # [1, M, H, D]
     return output if site.value_dim == site.kv_head_dim else output[..., : site.value_dim]
 
 
 def _padded(states: torch.Tensor, size: int) -> torch.Tensor:
-    """[1, H, M, D] -> [1, H, M, size], zeros behind each head's columns."""
+    """[1, H, M, D] -> [1, H, M, size], with zeros after each head's columns."""
     missing = size - states.shape[-1]
     return torch.nn.functional.pad(states, (0, missing)) if missing else states
 
@@ -115,7 +115,7 @@ def _standard_attention(state: Tracing, layer: int, site: AttentionSite, states:
 def _in_single_operators(
     site: AttentionSite, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention without TensorRT's ``Attention``, which takes no softcap and not every head size. -> [1, H, M, D]"""
+    """Attention for what TensorRT's ``Attention`` lacks: a softcap, and some head sizes. -> [1, H, M, D]"""
     group = site.num_heads // site.num_kv_heads
     rows = query.reshape(1, site.num_kv_heads, -1, site.kv_head_dim)  # [1, Hkv, group * M, D]
     scores = (rows @ key.transpose(2, 3)).float() * site.scale  # [1, Hkv, group * M, C]
@@ -127,7 +127,7 @@ def _in_single_operators(
 
 
 def _mask(positions: torch.Tensor, capacity: int, window: int | None) -> torch.Tensor:
-    """Which slots each row sees: those up to its position, and not behind its window. [1, M] -> [1, 1, M, C] bool"""
+    """The slots that each row sees: up to its position and inside its window. [1, M] -> [1, 1, M, C] bool"""
     slots = torch.arange(capacity)[None, None, None]  # [1, 1, 1, C]
     rows = positions[:, None, :, None]  # [1, 1, M, 1]
     seen = slots <= rows

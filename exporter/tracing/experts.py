@@ -1,14 +1,14 @@
 """The experts of every exported mixture: transformers' experts interface with our own function.
 
-A model's code routes as it does, and hands over the chosen experts of each token with their weights. On the meta device
-(``observe``) that is recorded. Under ``torch.onnx.export`` it becomes, in the dialect ``onnxruntime`` and for experts
-that are ``down(silu(gate) * up)``, one ``com.microsoft::MoE``, which reads the chosen experts only. All other experts,
+The model's own code routes, and passes the chosen experts of each token with their weights. On the meta device
+(``observe``) they are recorded. Under ``torch.onnx.export``, in the dialect ``onnxruntime``, experts that are
+``down(silu(gate) * up)`` become one ``com.microsoft::MoE``, which reads only the chosen experts. All other experts,
 and those of the dialect ``standard``, are computed for every token and weighted, with 0 where they were not chosen.
-The operator's CPU kernel is for fp32. In fp16 the graph casts the weights, which ONNX Runtime folds when it loads the
-graph; casts of its own would run in every pass.
+The operator's CPU kernel needs fp32. In fp16 the graph casts the weights, and ONNX Runtime folds these casts when it
+loads the graph; casts that it inserts itself would run in every pass.
 
-``MoE`` takes router logits and weights experts by a softmax of its own. It is handed one row for each token and chosen
-expert, and logits that leave it no choice; its outputs are weighted and added here. So any router is expressed, and the
+``MoE`` takes router logits and applies its own softmax. It gets one row for each token and chosen expert, with logits
+that select only that expert; its outputs are weighted and added in the graph. So any router can be expressed, and the
 order of the sum is always the same.
 """
 
@@ -118,12 +118,12 @@ def _dense(
     weights = none.scatter(1, top_k_index, top_k_weights.float()).transpose(0, 1)[..., None]  # [E, M, 1] f32
     name = "gate_up_proj" if module.has_gate else "up_proj"
     inner = _projected(module, name, hidden_states)
-    flat = inner.reshape(-1, inner.shape[-1])  # [E * M, 2 I]: a gate of the model's own expects two dimensions
+    flat = inner.reshape(-1, inner.shape[-1])  # [E * M, 2 I]: a model's own gate expects two dimensions
     flat = module._apply_gate(flat) if module.has_gate else module.act_fn(flat)
     outputs = _projected(module, "down_proj", flat.reshape(num_experts, num_tokens, -1))  # [E, M, H]
     if module.has_post_expert_norm:
         outputs = module.post_expert_norm(outputs)
-    # what was not chosen may overflow in fp16, and 0 times infinity is no number
+    # experts that were not chosen may overflow in fp16, and 0 * inf is NaN
     return torch.where(weights != 0, outputs * weights, torch.zeros(())).sum(0)
 
 

@@ -1,8 +1,8 @@
-"""Which layers of a model are the same computation on weights of their own.
+"""Which layers of a model run the same computation, each on its own weights.
 
-One pass over the export's example inputs is recorded below torch's Python code: every operator that runs, its numbers,
-and where each of its tensors comes from. Two layers are of one kind when their records are equal, so a number that
-depends on a layer's index in the code (a scale, a window, a base of the rotation) makes another kind of it.
+One pass over the export's example inputs is recorded at torch's dispatcher: every operator that runs, its numbers, and
+where each of its tensors comes from. Two layers are of one kind when their records are equal. A number that the code
+derives from a layer's index (a scale, a window, a rope base) therefore makes a different kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTSIDE = -1  # the scope of what runs before, between and after the layers
 
 @dataclass(frozen=True)
 class Records:
-    """What each layer computes, and what the rest of the model does; only good for comparison."""
+    """What each layer and the rest of the model compute, in a form that is only meant for comparison."""
 
     layers: tuple[Hashable, ...]
     outside: Hashable
@@ -36,7 +36,7 @@ def record(
 ) -> Records:
     """The records of one pass of ``run`` over ``inputs`` by name, whose outputs are tensors.
 
-    ``owners`` has the layer of each input that belongs to one; such an input goes by its name without numbers.
+    ``owners`` maps each input that belongs to a layer to the layer's index; its name is recorded without digits.
     """
     recorder = _Recorder(run, layers, inputs, owners)
     with torch.no_grad(), layer_hooks(layers, recorder.enter, recorder.leave), recorder:
@@ -80,7 +80,7 @@ def _leaving(leave: Any, index: int) -> Any:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Labels of tensors are absolute; ``_seen_from`` says what one looks like from a layer."""
+    """Labels of tensors are absolute; ``_seen_from`` makes them relative to the running layer."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scope = OUTSIDE
         self._entry: torch.Tensor | None = None  # of the layer that runs
         self._exit: torch.Tensor | None = None  # of the last one that ran
-        self._alive: list[torch.Tensor] = []  # an id must not be used again
+        self._alive: list[torch.Tensor] = []  # so that no id() is reused
         self._made: dict[int, tuple[Hashable, ...]] = {}
         self._shared: dict[Hashable, int] = {}
         named = {**dict(_tensors(run)), **{name: tensor for name, tensor in inputs.items() if name not in owners}}
@@ -106,7 +106,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._own[index][id(inputs[name])] = "".join(filter(lambda c: not c.isdigit(), name))
 
     def enter(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Layer ``index`` begins. Its input is the output of the layer before it, or its record is like no other."""
+        """Start layer ``index``. If its input is not the previous layer's output, its record equals no other."""
         if index == 0:
             self._note("entry", self._seen_from(hidden))
         chained = index == 0 or hidden is self._exit
@@ -121,7 +121,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return hidden
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Note where the outputs come from: those of a layer's KV as seen from it."""
+        """Record where the outputs come from; a layer's KV outputs are recorded relative to the layer."""
         for output in outputs:
             made = self._made.get(id(output), (OUTSIDE,))
             self._scope = made[0] if made[0] in self.records else OUTSIDE

@@ -1,4 +1,4 @@
-"""What a model asks of its attention and cache, found on the meta device before any weight is read."""
+"""What a model requires of its attention and cache, found on the meta device before any weight is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_POSITIONS = "create_position_ids_from_input_ids"  # of embeddings: position
 class Observation:
     """Facts of an architecture: one attention site a layer, the padded vocabulary, and the bytes of an fp32 copy.
 
-    ``experts`` are those of the layers that have some.
+    ``experts`` has an entry for each layer with experts.
     """
 
     sites: tuple[AttentionSite, ...]
@@ -40,7 +40,7 @@ class Observation:
 
 
 def observe(config: Any, trust_remote_code: bool = False) -> Observation:
-    """Build the model of ``config`` without weights and watch one pass of it.
+    """Build the model of ``config`` without weights and observe one pass.
 
     Raises ``UnsupportedModelError`` when it cannot be exported faithfully.
     """
@@ -58,7 +58,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
     num_layers = len(state.sites)
     if num_layers == 0:
         refuse(
-            f"{type(model).__name__} computes attention in code of its own, not by transformers' attention interface"
+            f"{type(model).__name__} computes attention in its own code, not through transformers' attention interface"
         )
     if sorted(state.sites) != list(range(num_layers)) or sorted(state.updated) != list(range(num_layers)):
         refuse("its layers do not each have a KV cache of their own (shared or recurrent state)")

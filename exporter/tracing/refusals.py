@@ -1,7 +1,7 @@
-"""Why a model cannot be exported, in the field's words: from its config, and from where and how its code failed.
+"""Why a model cannot be exported: from its config, and from where and how its code failed.
 
-Nothing here names an architecture. What a config says is a row of ``_BY_CONFIG``; what a model's code does is seen in
-the exception that it raised on the meta device, and in the class whose code raised it.
+No architecture is named here. Reasons that a config shows are rows of ``_BY_CONFIG``. All others are derived from the
+exception that the model's code raised on the meta device, and from the class whose code raised it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from specrt.exporter.tracing.attention import IMPLEMENTATION, refuse
 from specrt.exporter.tracing.state import Mask
 
-# Types of layers (``layer_types``) that keep or see something else than a causal KV cache.
+# Layer types (``layer_types``) that have another state or see other tokens than a causal KV cache.
 _LAYER_TYPES = {
     "linear_attention": "a recurrent state: linear attention or a state space model",
-    "hybrid": "a recurrent state next to the attention",
-    "hybrid_sliding": "a recurrent state next to the attention",
+    "hybrid": "a recurrent state in addition to attention",
+    "hybrid_sliding": "a recurrent state in addition to attention",
     "conv": "short convolutions over the last tokens, a state that is no KV cache",
     "chunked_attention": "a token sees its own chunk of the text only",
     "indexed_attention": "sparse attention to the keys that an indexer selects",
@@ -32,7 +32,7 @@ _LAYER_TYPES = {
 }
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
-# Parameters by which a model's own attention code shows what it adds.
+# Parameters of a model's own attention code that show what it adds.
 _OWN_PARAMETERS = {"alibi": "ALiBi position bias", "position_bias": "a position bias"}
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # what code that uses transformers' attention interface imports
 _MODEL_CODE = ("transformers.models.", "transformers_modules.")
@@ -64,19 +64,19 @@ def refuse_by_config(config: Any, trust_remote_code: bool) -> Any:
 
 
 def reason_of(error: BaseException, config: Any) -> str:
-    """Why the model of ``config`` could not be run on the meta device, in one line without its end."""
+    """Why the model of ``config`` could not be run on the meta device, as one clause."""
     frame = _frame_of_model(error.__traceback__)
     owner = _owner(frame) or config.model_type
     adds = _additions(frame, config)
     if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
-        return f"{owner} chooses its attention from a table of its own, not by transformers' attention interface{adds}"
+        return f"{owner} chooses its attention from its own table, not through transformers' attention interface{adds}"
     if isinstance(error, ImportError):
         return f"its code needs a package that is not installed ({_one_line(error)})"
     if frame is not None and frame.f_code.co_name == "__init__":
         return f"{owner} cannot be built from its config ({type(error).__name__}: {_one_line(error)})"
     if frame is not None and (_uses_mask(frame, error) or _INTERFACE not in frame.f_globals):
         name = owner if "Attention" in owner else config.model_type
-        return f"{name} computes attention in code of its own, not by transformers' attention interface{adds}"
+        return f"{name} computes attention in its own code, not through transformers' attention interface{adds}"
     if any(words in str(error) for words in _NO_VALUES):
         return f"the pass of {owner} depends on the values of its tensors, so it has no fixed graph{adds}"
     return f"{owner} does not run on ids alone with a KV cache{adds} ({type(error).__name__}: {_one_line(error)})"
@@ -97,7 +97,7 @@ def _frame_of_model(trace: TracebackType | None) -> FrameType | None:
 
 
 def _owner(frame: FrameType | None) -> str | None:
-    """The class whose method runs in ``frame``, or of the nearest caller that has one in a model's code."""
+    """The class whose method runs in ``frame``, or that of the nearest caller in a model's code."""
     while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(_MODEL_CODE):
         if "self" in frame.f_locals:
             return type(frame.f_locals["self"]).__name__
@@ -112,7 +112,7 @@ def _uses_mask(frame: FrameType, error: BaseException) -> bool:
 
 
 def _additions(frame: FrameType | None, config: Any) -> str:
-    """What the attention does besides, as far as the parameters of the code and the config say."""
+    """What the attention adds, as far as the parameters of its code and the config show."""
     names = inspect.getargvalues(frame).args if frame is not None else []
     found = dict.fromkeys(words for name, words in _OWN_PARAMETERS.items() if name in names)
     if "local" in (_value(config, "attention_layers") or ()):
@@ -135,15 +135,18 @@ def _value(config: Any, attribute: str) -> Any:
 
 
 def _is_dynamic(rope: Any) -> bool:
-    rows = [rope, *(row for row in rope.values() if isinstance(row, dict))] if isinstance(rope, dict) else []
-    return any("dynamic" in str(row.get("rope_type", "")) for row in rows)
+    """Also longrope of single layer types; that of the whole model is fixed at export (``longrope``)."""
+    if not isinstance(rope, dict):
+        return False
+    kinds = [str(row.get("rope_type", "")) for row in rope.values() if isinstance(row, dict)]
+    return "longrope" in kinds or any("dynamic" in kind for kind in (str(rope.get("rope_type", "")), *kinds))
 
 
 def _has_alibi(attention: Any) -> bool:
     return bool(attention.get("alibi") if isinstance(attention, dict) else getattr(attention, "alibi", False))
 
 
-# (attribute of the text config, whether its value rules an export out, the words behind the model type)
+# (attribute of the text config, whether its value rules out an export, the text after the model type)
 _BY_CONFIG: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("kv_lora_rank", bool, "uses latent attention (MLA, kv_lora_rank {value})"),
     ("alibi", bool, "adds an ALiBi position bias to its attention scores"),

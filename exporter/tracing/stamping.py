@@ -1,8 +1,8 @@
-"""Trace one layer of each kind; write the graph of the others by copying its nodes onto their weights.
+"""Trace one layer of each kind; copy its nodes for the other layers, with their weights.
 
-The cost of a trace follows the number of layers, not their size. The layers that are traced stand between two markers,
-nodes that no optimization can look through, so that a layer's nodes are those that depend on what only it reads: the
-marked input, its weights, its part of the KV. Everything else is shared.
+The cost of a trace depends on the number of layers, not on their size. Each traced layer is placed between two
+markers, nodes that no optimization can see through. A layer's nodes are then those that depend on inputs that only it
+reads: the marked input, its weights and its KV. All other nodes are shared.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 class CannotStamp(Exception):
-    """A layer's nodes are not a piece of their own; the whole model must be traced."""
+    """A layer's nodes cannot be separated from the rest; the whole model must be traced."""
 
 
 @contextmanager
 def marked(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put a marker before and after each of ``layers`` into what is traced."""
+    """Put a marker before and after each of ``layers`` while the model is traced."""
 
     def mark(op_type: str) -> Any:
         def apply(index: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,7 @@ class _Traced:
 class Stamp:
     """The traced layers of ``model``, whose weights are named ``place.0.``, ``place.1.`` and so on.
 
-    From the start the weights of layers are graph inputs, so that no optimization can fold what differs by layer.
+    The weights of layers are made graph inputs first, so that no optimization can fold what differs by layer.
     """
 
     def __init__(self, model: ir.Model, place: str, num_traced: int) -> None:
@@ -79,7 +79,7 @@ class Stamp:
                 self._weights[int(number)][rest] = value
 
     def apply(self, kinds: Sequence[int], layers: Sequence[torch.nn.Module], spec: ModelSpec) -> ir.Model:
-        """Make the graph that of ``layers``, whose contract is ``spec``'s; ``kinds`` has the traced layer of each.
+        """Build the graph of all ``layers`` with the contract of ``spec``; ``kinds`` has the traced layer of each.
 
         Raises ``CannotStamp``.
         """
@@ -114,7 +114,7 @@ class Stamp:
         return self._model
 
     def _weights_of(self, source: _Traced, layer: torch.nn.Module, index: int) -> dict[ir.Value, ir.Value]:
-        """The initializers of ``layer``, by the values of the traced layer that they take the place of."""
+        """The initializers of ``layer``, by the values of the traced layer that they replace."""
         mapping = {}
         for rest, value in source.weights.items():
             if not value.uses():
@@ -160,7 +160,7 @@ class Stamp:
 
 
 def _check_closed(layer: _Traced, number: int) -> None:
-    """Raise ``CannotStamp`` unless what the layer makes is read by itself, its marker and its KV outputs alone."""
+    """Raise ``CannotStamp`` unless only the layer itself, its marker and its KV outputs read the layer's values."""
     inside = {*layer.nodes, layer.leave}
     for node in layer.nodes:
         for value in node.outputs:
@@ -171,7 +171,7 @@ def _check_closed(layer: _Traced, number: int) -> None:
 
 
 def _set(values: Any, tensors: Sequence[TensorSpec], found: dict[str, ir.Value]) -> None:
-    """Make the graph's inputs or outputs those of the contract, in its names and order."""
+    """Set the graph's inputs or outputs to those of the contract, with its names and in its order."""
     new = [found[tensor.name] for tensor in tensors]
     values.clear()
     for value, tensor in zip(new, tensors, strict=True):

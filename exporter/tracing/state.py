@@ -1,4 +1,4 @@
-"""The state of one forward pass, which the attention functions and the emission of nodes share."""
+"""The state of one forward pass, shared by the attention functions and the emission of nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD_DIM_MULTIPLE = 8  # ONNX Runtime's GroupQueryAttention and TensorRT's Atten
 
 @dataclass(frozen=True)
 class Mask:
-    """What a model's mask function amounts to: causal, within the last ``window`` positions if that is set."""
+    """A causal attention mask, limited to the last ``window`` positions if that is set."""
 
     window: int | None
 
@@ -37,14 +37,16 @@ class AttentionSite:
 
     @property
     def kv_head_dim(self) -> int:
-        """Columns of a head in the graph and in the KV cache: the larger size, zeros up to a size that kernels take."""
+        """Head size in the graph and in the KV cache: the larger of the two, padded to a size that kernels support."""
         return -(-max(self.head_dim, self.value_dim) // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
 
 
 @dataclass(frozen=True)
 class ExpertsSite:
-    """The experts of one layer, as observed: ``num_parameters`` of all of them. ``is_sparse``: a pass reads only those
-    that its tokens go through."""
+    """The experts of one layer, as observed.
+
+    ``num_parameters`` counts all of them. ``is_sparse``: a pass reads only the experts that its tokens are routed to.
+    """
 
     num_experts: int
     experts_per_token: int
@@ -56,7 +58,7 @@ class ExpertsSite:
 class Tracing:
     """State of one forward pass. In an export ``inputs`` are the graph's by name and ``present`` collects KV outputs.
 
-    ``masks`` holds what the layers of one window share; ``experts`` are those of the layers that have some.
+    ``masks`` holds one mask per window, shared by its layers; ``experts`` has an entry for each layer with experts.
     """
 
     dialect: str = ONNXRUNTIME_DIALECT
@@ -73,7 +75,7 @@ _active: list[Tracing] = []
 
 @contextmanager
 def tracing(state: Tracing) -> Iterator[Tracing]:
-    """Make ``state`` the one that the attention functions work on."""
+    """Make ``state`` the one that the attention functions use."""
     _active.append(state)
     try:
         yield state
@@ -82,5 +84,5 @@ def tracing(state: Tracing) -> Iterator[Tracing]:
 
 
 def current() -> Tracing:
-    """The state that the innermost ``tracing`` block works on."""
+    """The state of the innermost ``tracing`` block."""
     return _active[-1]

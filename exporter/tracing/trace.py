@@ -36,6 +36,7 @@ from specrt.exporter.tracing.emission import STANDARD_OPSET
 from specrt.exporter.tracing.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
 from specrt.exporter.tracing.experts import register_experts
 from specrt.exporter.tracing.kinds import Records, record
+from specrt.exporter.tracing.longrope import fixed_longrope
 from specrt.exporter.tracing.stamping import CannotStamp, Stamp, marked
 from specrt.exporter.tracing.state import Tracing, tracing
 
@@ -73,7 +74,7 @@ class _ContractModule(torch.nn.Module):
         return (logits, *present)
 
 
-# Dynamic dimensions of the dummy inputs differ, and none of them is 0 or 1 (those would be special-cased).
+# Sizes of the example inputs' dynamic dimensions: all different, and none 0 or 1, which torch.export special-cases.
 _EXAMPLE = {WIDTH: 7, ROWS: 3, CAPACITY: 64}
 
 
@@ -88,8 +89,8 @@ def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
 def trace(model: Any, spec: ModelSpec) -> ir.Model:
     """Trace ``model`` (a transformers causal LM, in ``spec.dtype``) into an ONNX model with the contract's names.
 
-    One layer of each kind is traced; where that cannot be, all are. Weights stay the torch tensors' own memory until
-    the graph is saved.
+    One layer of each kind is traced; where that is not possible, all are. Weights use the memory of the torch tensors
+    until the graph is saved.
     """
     with _prepared(model, spec):
         kinds = layer_kinds(model, spec)
@@ -102,7 +103,7 @@ def trace(model: Any, spec: ModelSpec) -> ir.Model:
 
 
 def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
-    """``trace`` of all layers."""
+    """Trace ``model`` with all of its layers."""
     with _prepared(model, spec):
         graph = _exported(model, spec)
     _name_dimensions(graph, spec)
@@ -117,12 +118,10 @@ def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
     attention, experts = model.config._attn_implementation, model.config._experts_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
-    frozen = _freeze_longrope(model, spec.max_seq_len)
     try:
-        yield
+        with fixed_longrope(model, spec.max_seq_len):
+            yield
     finally:
-        for module in frozen:
-            module.rope_type = _LONGROPE
         model.set_attn_implementation(attention)
         model.set_experts_implementation(experts)
 
@@ -188,7 +187,7 @@ def _exported(model: Any, spec: ModelSpec) -> ir.Model:
             _ContractModule(model, spec).eval(),
             ([_example(tensor) for tensor in contract.inputs],),
             dynamo=True,
-            optimize=False,  # our passes begin with it, and must see every weight that they are to let go
+            optimize=False,  # our passes start with it, and must see every weight that they are to free
             opset_version=_OPSETS[spec.dialect],
             dynamic_shapes={"inputs": [_dynamic_dimensions(tensor) for tensor in contract.inputs]},
             input_names=[tensor.name for tensor in contract.inputs],
@@ -208,24 +207,12 @@ def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:
             value.shape = ir.Shape(tensor.shape)
 
 
-_LONGROPE = "longrope"
-
-
-def _freeze_longrope(model: Any, max_seq_len: int) -> list[Any]:
-    """Longrope switches factor sets at a length: take the set of ``max_seq_len`` for all positions. -> what changed"""
-    modules = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
-    for module in modules:
-        module(torch.zeros(1, dtype=torch.float32), torch.tensor([[max_seq_len - 1]]))
-        module.rope_type = "default"
-    return modules
-
-
 _read_operators = functools.cache(ONNXRegistry.from_torchlib)
 
 
 @contextlib.contextmanager
 def _operators_read_once() -> Iterator[None]:
-    """torch.onnx reads the source of all its operators at every export; here the first reading is kept."""
+    """torch.onnx parses the source of all its operators at every export; here the first result is reused."""
     read = vars(ONNXRegistry)["from_torchlib"]
     ONNXRegistry.from_torchlib = staticmethod(_read_operators)  # type: ignore[method-assign]
     try:
@@ -236,7 +223,7 @@ def _operators_read_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """torch.onnx.export talks on stdout, in warnings and in the log; none of it concerns a user."""
+    """Silence torch.onnx.export, which writes to stdout, warnings and the log; none of it is meant for users."""
     previous = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import UsageError, one_line
 from specrt.runtime.text.messages import REASONING, ChatOptions, checked_message
 
 DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives to templates of a model that has several
@@ -42,7 +42,7 @@ class ChatTemplates:
         try:
             text = compiled_template(source).render(variables)
         except Exception as error:  # a template is foreign code and may raise anything
-            reason = " ".join(str(error).split())
+            reason = one_line(error, limit=1000)
             raise UsageError(
                 f"chat template: {reason} ({type(error).__name__}); change the messages, or pass plain text (--raw)"
             ) from error

@@ -153,7 +153,7 @@ def test_options_that_do_not_go_together(changes: dict[str, Any], line: str) -> 
 def test_more_than_there_is(model: Path, tmp_path: Path) -> None:
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"draft": "skip:99"}, "the target has 2 layers; keep fewer"),
-        ({"draft": "self:int8", "draft_vocab": 10**6}, "ids; ask for fewer"),
+        ({"draft": "self:int8", "draft_vocab": 10**6}, "expected fewer than the draft's"),
     )
     for changes, line in cases:
         with pytest.raises(UsageError, match=line):

@@ -145,7 +145,7 @@ def _chances(bundle: Path, prompt: list[int], num_tokens: int) -> dict[tuple[int
 
 @pytest.mark.parametrize("rule", ["match", "block"])
 def test_every_rule_draws_from_the_target_with_a_padded_vocabulary(padded: Path, rule: str) -> None:
-    """The first token of the prefill, and two that a round judges or draws: chi-square with many seeds."""
+    """The first token of the prefill, and two that a round verifies or draws: chi-square with many seeds."""
     prompt, num_draws, least = [5, 6, 7], 400, 5
     options: dict[str, Any] = {"temperature": 0.8, "top_k": 3, "rule": rule, "num_speculative_tokens": 2}
     chances = _chances(padded, prompt, 3)

@@ -53,7 +53,7 @@ def test_every_tool_has_a_help_text(name: str) -> None:
     assert TOOLS[name].help
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert invoke("--version").stdout == f"specrt, version {specrt.__version__}\n"
 
 

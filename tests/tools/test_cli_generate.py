@@ -122,7 +122,7 @@ def test_sampling_options_are_those_of_the_library(tiny_bundle: Path, draft: str
         assert data["settings"][name] == wanted["settings"][name], name
 
 
-def test_the_effective_settings_are_told_on_standard_error(tiny_bundle: Path) -> None:
+def test_the_effective_settings_are_printed_on_standard_error(tiny_bundle: Path) -> None:
     result = invoke("generate", tiny_bundle, "--prompt", "a", "--max-new-tokens", 2, "--top-k", 1, "--verbose")
     assert result.exit_code == 0
     assert "effective settings" not in result.stdout

@@ -1,1 +1,1 @@
-"""``specrt align``: how well a draft suits a target on a text."""
+"""``specrt align``: how well a draft predicts a target on given prompts."""

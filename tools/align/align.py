@@ -1,4 +1,4 @@
-"""``specrt align``: does a draft suit a target on the user's text? Acceptance, distances, speed-up by K, a verdict."""
+"""``specrt align``: acceptance, distances and speed-up by K of a draft on the user's prompts, and a recommendation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specrt.tools.hashing import checked_manifest
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
 from specrt.tools.tune.timing import time_passes
 
-WORTHWHILE = 1.05  # times plain; less is not worth a second model
+WORTHWHILE = 1.05  # speed-up over plain; a second model is not worth less
 NUM_REJECTED = 10
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A token that the draft wanted and the target did not, as texts, and how often."""
+    """A token that the draft proposed and the target rejected, as texts, and how often."""
 
     draft: str
     target: str
@@ -39,9 +39,9 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What ``specrt align`` found; ``tv`` and ``kl`` (nats) are None for n-gram drafts, which have no q.
+    """The result of ``specrt align``; ``tv`` and ``kl`` (nats) are None for n-gram drafts, which have no q.
 
-    Times plain by K rest on passes measured in the same run: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
+    The speed-up by K uses passes measured in the same run: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
     """
 
     bundle: str
@@ -132,7 +132,7 @@ def verdict(speedup_by_k: dict[int, float]) -> str:
 
 
 def _rate(tally: Tally) -> float:
-    """accepted / drafted, over all drafted tokens that the target verified, those after a rejection too."""
+    """accepted / drafted, over all drafted tokens that the target verified, including those after a rejection."""
     drafted = sum(n * count for n, count in tally.by_drafted.items())
     return sum(tally.accepted) / drafted if drafted else 0.0
 
@@ -149,7 +149,7 @@ def _rejected(runtime: Runtime, counts: Counter[tuple[int, int]]) -> tuple[Rejec
 
 
 def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
-    """The figures on standard output, the verdict last; everything to ``json_file``."""
+    """Print the figures on standard output, the recommendation last; write everything to ``json_file``."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(
         f"{found.bundle}, draft {found.draft}, temperature {found.temperature:g}: {found.num_tokens} tokens after the "
@@ -159,14 +159,14 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
         at = found.temperature or 1.0
         console.print(f"means at temperature {at:g}: TV(p, q) {found.tv:.3f}, KL(p || q) {found.kl:.3f} nats")
     positions = ", ".join(f"{chance:.2f}" for chance in found.acceptance_by_position)
-    console.print(f"acceptance by position, those before it accepted: {positions or '-'}")
+    console.print(f"acceptance by position, given that those before were accepted: {positions or '-'}")
     shares = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
     _table(
         console, "accepted / drafted by category", ["category", ""], [(name, f"{rate:.0%}") for name, rate in shares]
     )
     rows = [(str(k), f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()]
     title = f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)"
-    _table(console, title, ["K", "tokens a round", "times plain"], rows)
+    _table(console, title, ["K", "tokens per round", "times plain"], rows)
     if found.rejected:
         words = [(repr(row.draft), repr(row.target), str(row.count)) for row in found.rejected]
         _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)

@@ -1,4 +1,4 @@
-"""What an n-gram lookup would have drafted at a place of a text that is known: one room for all who simulate it."""
+"""Simulated n-gram lookups: the draft at a position of a known text, and how much of it is right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specrt.runtime.drafting.drafters import NGramDrafter
 
 @dataclass(frozen=True)
 class Lookup:
-    """``size``: the tokens of the suffix that was found earlier, 0 for none; then drafted tokens, and those right."""
+    """``size``: the tokens of the suffix that occurs earlier, 0 for none; then the drafted and the correct tokens."""
 
     size: int
     num_drafted: int
@@ -18,9 +18,9 @@ class Lookup:
 
 
 def look_up(drafter: NGramDrafter, tokens: Sequence[int], place: int, k: int) -> Lookup:
-    """What ``drafter`` drafts after ``tokens[:place]``, at most ``k``, and how much of it the text goes on with.
+    """The draft of ``drafter`` after ``tokens[:place]``, at most ``k`` tokens, and how many of these the text confirms.
 
-    Drafted tokens beyond the end of the text are not counted: nobody verified them.
+    Drafted tokens beyond the end of the text are not counted, since they were not verified.
     """
     committed = tokens[:place]
     size = drafter.suffix_length(committed)

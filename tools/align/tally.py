@@ -23,7 +23,7 @@ from specrt.tools.align.lookups import look_up
 
 @dataclass
 class Positions:
-    """What was found at each new token after the first: chances, TV and KL(p || q) in nats, and what differed.
+    """Results for each new token after the first: acceptance chances, TV and KL(p || q) in nats, and rejected ids.
 
     ``rejected`` counts (the draft's most likely id, the target's) where the two differ.
     """
@@ -36,7 +36,7 @@ class Positions:
 
 @dataclass
 class Tally:
-    """Rounds of one K over texts. ``reached[i]`` of them verified drafted token i, ``accepted[i]`` took it.
+    """Rounds of one K over texts. ``reached[i]`` of them verified drafted token i, ``accepted[i]`` accepted it.
 
     ``by_drafted[n]`` counts rounds in which n tokens were drafted. Where chances are not 0 or 1, counts are
     expectations.
@@ -57,7 +57,7 @@ class Tally:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """The chance of each drafted token once those before it were accepted; ends where none was verified."""
+        """The chance of each drafted token, given that those before it were accepted; ends where none was verified."""
         return [took / verified for took, verified in zip(self.accepted, self.reached, strict=True) if verified > 0]
 
     @property
@@ -65,12 +65,12 @@ class Tally:
         return self.tokens / self.rounds if self.rounds else 1.0
 
     def speedup(self, target_ms: Sequence[float], draft_ms: float) -> float:
-        """Times plain decoding; ``target_ms[w - 1]`` is a pass of w tokens, ``draft_ms`` one drafted token."""
+        """Speed-up over plain decoding; ``target_ms[w - 1]`` is a pass of w tokens, ``draft_ms`` one drafted token."""
         spent = sum(count * (n * draft_ms + target_ms[n]) for n, count in self.by_drafted.items())
         return self.tokens * target_ms[0] / spent if spent else 1.0
 
     def add(self, chances: Sequence[float]) -> None:
-        """One text of a draft model. From each place a round may start at, with the chance that one does."""
+        """Add one text of a draft model. Positions where rounds may start are weighted by the chance that they do."""
         starts = np.zeros(len(chances) + self.k + 2)  # [tokens + ...] chance that a round starts there
         starts[0] = 1.0
         for place in range(len(chances)):
@@ -89,7 +89,7 @@ class Tally:
         self.tokens += len(chances)
 
     def add_ngram(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """One text of n-gram drafts, round by round. ``output`` is the target's; its first token is the prefill's."""
+        """Add one text of n-gram drafts, round by round. ``output`` is the target's, with the token of the prefill."""
         drafter, tokens, place = NGramDrafter(), [*prompt, *output], len(prompt) + 1
         while place < len(tokens):
             found = look_up(drafter, tokens, place, min(self.k, len(tokens) - place - 1))
@@ -102,7 +102,7 @@ class Tally:
 
 
 def rows_of(model: KVCachedModel, tokens: Sequence[int], first: int) -> Iterable[Array]:
-    """Logits [V] after ``tokens[:i]`` for i = first ... len(tokens) - 1: what was expected of each of those tokens."""
+    """Logits [V] after ``tokens[:i]`` for i = first ... len(tokens) - 1, each of which predicts token i."""
     model.rollback(0)
     model.prefill(tokens[: first - 1])
     fed = first - 1

@@ -1,7 +1,7 @@
-"""``specrt bench``: methods side by side on the same prompt ids, limits and threads of one machine.
+"""``specrt bench``: methods compared on the same prompt ids, limits and threads of one machine.
 
-Every method answers every prompt, prompt by prompt, in an order drawn again. A time budget bounds tokens, prompts
-and repeats; what was measured in part is left out.
+Every method answers every prompt, prompt by prompt, in an order that is shuffled for each. A time budget limits tokens,
+prompts and repeats; incomplete measurements are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_bench(
     resume: bool = False,
     required: Iterable[str] | None = None,
 ) -> Bench:
-    """Run the bench. Ids are compared with those of the first method (above temperature 0: of the first of specrt).
+    """Run the bench. Ids are compared with those of the first method (above temperature 0: of specrt's first one).
 
     ``progress`` gets a step for all that is about to start. A method that fails to load or to answer is left out and
     reported, but for the ``required`` ones (None: all), whose failure is raised. Raises ``SpecrtError``.
@@ -61,7 +61,7 @@ def run_bench(
     used = sorted({index for _, index in work.done})
     if not used:
         raise SpecrtError(
-            "bench: the time was over before one prompt was answered by all; give it more --budget-minutes"
+            "bench: the time was over before all methods answered one prompt; give it more --budget-minutes"
         )
     answers = work.answers(running, used)
     chosen = [kept[index] for index in used]
@@ -80,7 +80,7 @@ def run_bench(
         failed=work.failed,
         scores=score(answers, chosen, [len(ids[i]) for i in used], settings.temperature),
         passes=work.passes,
-        started={name: said for name, said in work.said.items() if name not in work.failed},
+        started={name: reply for name, reply in work.replies.items() if name not in work.failed},
         sample=sample_of(
             answers, chosen, TextCodec.from_bundle(bundle, manifest.tokenizer, manifest.target.spec.vocab_size)
         ),
@@ -91,7 +91,7 @@ def run_bench(
 def fitting(
     prompts: Sequence[Prompt], bundle: Path, manifest: Manifest, settings: Settings
 ) -> tuple[list[Prompt], list[list[int]], list[str]]:
-    """(prompts, their ids, which do not fit into the bundle's context). Raises ``UsageError`` when none does."""
+    """(prompts that fit into the bundle's context, their ids, notes on others). Raises ``UsageError`` if none fits."""
     kept, ids, skipped = [], [], []
     for prompt in prompts:
         try:
@@ -100,14 +100,14 @@ def fitting(
         except UsageError as error:
             skipped.append(str(error))
     if not kept:
-        raise UsageError(skipped[0] if skipped else "prompts: got none, expected one at least")
+        raise UsageError(skipped[0] if skipped else "prompts: got none, expected at least one")
     return kept, ids, skipped
 
 
 def _cuts(work: Work, num_prompts: int, num_repeats: int) -> list[str]:
-    """What was asked for and had no time: shorter answers, missing prompts, missing repeats."""
+    """What the time budget cut: shorter answers, missing prompts, missing repeats."""
     settings, asked = work.settings, len(work.prompts)
-    more = "; more --budget-minutes, or 0 for no limit, bring them back"
+    more = "; more --budget-minutes, or 0 for no limit, would include them"
     cuts = []
     if work.max_new_tokens < settings.max_new_tokens:
         cuts.append(
@@ -136,7 +136,7 @@ def _entries(manifest: Manifest) -> dict[str, Any]:
 
 
 def described(manifest: Manifest) -> str:
-    """The pair in a few words."""
+    """A short description of the pair."""
     target, draft = manifest.target, manifest.draft.model
     if draft is None:
         name = "itself" if manifest.draft.kind == "self" else manifest.draft.kind

@@ -1,4 +1,4 @@
-"""What ``specrt bench`` does with its options: who competes on which prompts, then tables, JSON and the report."""
+"""The command ``specrt bench``: choose methods and prompts, run, then write tables, JSON and the report."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def run_command(
     html_file: Path | None,
     resume: bool,
 ) -> None:
-    """Run, print, write. Raises ``SpecrtError``."""
+    """Run the bench, print it, write its files. Raises ``SpecrtError``."""
     _check_files(json_file, html_file, resume)
     manifest = checked_manifest(bundle)
-    methods = lineup_of(baseline, manifest)
+    methods = methods_of(baseline, manifest)
     given = {"target": source, "draft": draft_source, "gguf": None if gguf is None else str(gguf)}
     sources = {role: name for role, name in given.items() if name is not None}
     if any(method.library == "llama.cpp" for method in methods):
@@ -86,8 +86,8 @@ def run_command(
     _write(bench, json_file, html_file)
 
 
-def lineup_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:
-    """The baselines, plain decoding (everything is compared with it), and what drafts in this bundle."""
+def methods_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:
+    """The baselines, plain decoding, which all are compared with, and the methods that can draft with this bundle."""
     names = [name.strip() for name in baseline.split(",")]
     drafting = ["auto", "ngram", *([] if manifest.draft.kind == "ngram" else ["model"])]
     ordered: Sequence[str] = [*names, *(["plain"] if "plain" not in names else []), *drafting]
@@ -95,20 +95,20 @@ def lineup_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:
 
 
 def chosen_prompts(file: Path | None, categories: str | None, per_category: int | None) -> tuple[Prompt, ...]:
-    """Ours or those of ``file``, at most ``per_category`` of each kind; every kind's first before any kind's second."""
+    """Built-in prompts or those of ``file``, at most ``per_category`` of each category; all first ones come first."""
     if file is None:
         names = [name.strip() for name in categories.split(",")] if categories is not None else []
         return bench_prompts(PER_CATEGORY if per_category is None else per_category, names)
     if categories is not None:
-        raise UsageError("--categories: they choose among our prompts, and --prompts gives others; leave one out")
+        raise UsageError("--categories: got --prompts too, but categories select built-in prompts; leave one out")
     own = [p for p in prompts_from_file(file) if per_category is None or p.number <= per_category]
     return tuple(sorted(own, key=lambda prompt: prompt.number))
 
 
 def _check_files(json_file: Path | None, html_file: Path | None, resume: bool) -> None:
-    """Before minutes of measuring. Raises ``UsageError``."""
+    """Check the output files before minutes of measuring. Raises ``UsageError``."""
     if resume and json_file is None:
-        raise UsageError("--resume: it goes on with what --json began; give the same --json")
+        raise UsageError("--resume: got no --json; give the same --json as for the interrupted bench")
     if html_file is not None:
         try:
             import matplotlib  # noqa: F401

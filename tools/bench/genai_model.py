@@ -31,7 +31,7 @@ HINT = "set SPECRT_CACHE to another disk, or leave genai out"
 
 
 def check_genai(manifest: Manifest) -> str:
-    """The builder's precision for the bundle's target. Raises ``UsageError`` where it has none, and without package."""
+    """The builder's precision for the bundle's target. Raises ``UsageError`` without one, or without the package."""
     if importlib.util.find_spec("onnxruntime_genai") is None:
         raise UsageError(f"genai: the package {PACKAGE} is not installed; {INSTALL}, or leave genai out")
     _check_onnxruntime()
@@ -84,7 +84,7 @@ def genai_model(bundle: Path, manifest: Manifest, sources: Mapping[str, str], pr
 
 
 def _key(target: ModelEntry, sources: Mapping[str, str], precision: str) -> str:
-    """Names the weights, the precision and the builder's version."""
+    """A name that depends on the weights, the precision and the builder's version."""
     adapter = "" if target.adapter is None else target.adapter.sha256
     parts = [target.fingerprint, adapter, sources.get("target", ""), precision, importlib.metadata.version(PACKAGE)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -99,7 +99,7 @@ def _run(failure: str, module_and_arguments: Sequence[str]) -> None:
 
 
 def save_target(bundle: Path, folder: Path, source: str | None) -> None:
-    """Write the target in fp32 and its tokenizer as transformers would read them again."""
+    """Write the target in fp32 and its tokenizer in transformers' format."""
     import torch
 
     found, model = load_entry(manifest_from_bundle(bundle).target, torch.float32, source)

@@ -1,4 +1,4 @@
-"""What a method's process does with a request where ONNX Runtime GenAI generates, by the package onnxruntime-genai."""
+"""Requests of a method's process that ONNX Runtime GenAI answers, with the package onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specrt.tools.machine import peak_bytes
 
 
 def serve_genai(settings: Settings) -> tuple[Json, Generate]:
-    """Load the model folder with GenAI's own defaults, but for the threads and the ids that end a text."""
+    """Load the model folder with GenAI's own defaults, except for the threads and the ids that end a text."""
     bundle = Path(settings.bundle)
     manifest = manifest_from_bundle(bundle)
     folder = genai_model(bundle, manifest, settings.sources)

@@ -1,13 +1,12 @@
-"""95 % intervals of a ratio of speeds, from answers that took turns: over prompts and over the runs of each.
+"""95 % intervals of a ratio of speeds, by a bootstrap over prompts and over the runs of each prompt.
 
-Prompts are drawn again, and for each prompt drawn its runs; a run of one method and that of the other in the same
-block stay together. A bootstrap of a few prompts is too narrow (two can give no more than their own two ratios), so its
-standard error, on a logarithmic scale, is widened as that of a mean is: by sqrt(n / (n - 1)) and Student's t with n - 1
-degrees of freedom, n the prompts. With two prompts t is 12.7: so little is known then.
+Prompts are resampled, and for each of these its runs. Runs of two methods in the same block are resampled in pairs. A
+bootstrap of a few prompts is too narrow, so its standard error, on a logarithmic scale, is widened like that of a mean:
+by sqrt(n / (n - 1)) and Student's t with n - 1 degrees of freedom, for n prompts. With two prompts t is 12.7.
 
-Of a group of few prompts (a category) little would ever be known from itself. Its prompts are taken to differ from each
-other as those of all groups do, each about its own group's ratio: one spread, with the degrees of freedom of all (the
-residual of a one-way analysis of variance). A group of ``OWN_SPREAD_PROMPTS`` or more keeps its own.
+A group of few prompts (a category) is too small to estimate its own spread. Its prompts are assumed to vary about their
+group's ratio as those of all groups do. The pooled variance has the degrees of freedom of all groups (the residual of a
+one-way analysis of variance). A group of ``OWN_SPREAD_PROMPTS`` or more uses its own variance.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Runs = Sequence[Sequence[Answer]]  # by prompt and run
 
 @dataclass(frozen=True)
 class _Estimate:
-    """The log of a ratio over ``num`` prompts; ``variance`` is that of one prompt's (0 of a single one)."""
+    """The log of a ratio over ``num`` prompts; ``variance`` is that of one prompt (0 if there is only one)."""
 
     center: float
     variance: float
@@ -39,13 +38,13 @@ class _Estimate:
 
 
 def interval(ours: Runs, theirs: Runs) -> Interval | None:
-    """Of tokens per second of ``ours`` over those of ``theirs``; None for one prompt, and where one took no time."""
+    """Interval of the tokens per second of ``ours`` over ``theirs``; None for one prompt, or where one took no time."""
     found = _estimate(ours, theirs)
     return None if found is None or found.num < LEAST_PROMPTS else _own(found)
 
 
 def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> dict[str, Interval | None]:
-    """The same for each group of prompts, by index; None where neither a group nor the others show a spread."""
+    """The same for each group of prompts, by index; None where neither the group nor the others have a variance."""
     estimates = _estimates(ours, theirs, groups)
     spread, degrees = _pooled(estimates.values())
     found: dict[str, Interval | None] = {}
@@ -62,7 +61,7 @@ def group_intervals(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]
 def mean_interval(ours: Runs, theirs: Runs, groups: Mapping[str, Sequence[int]]) -> tuple[float, Interval | None]:
     """The mean of the groups' ratios, each counting the same, and its interval.
 
-    By the first-order distribution of errors, from the spread of all prompts about their groups.
+    By first-order propagation of errors, from the variance of all prompts about their groups.
     """
     estimates = [estimate for estimate in _estimates(ours, theirs, groups).values() if estimate is not None]
     if not estimates:
@@ -100,7 +99,7 @@ def _estimate(ours: Runs, theirs: Runs) -> _Estimate | None:
 
 
 def _pooled(estimates: Iterable[_Estimate | None]) -> tuple[float, int]:
-    """The variance of one prompt about its group's ratio, and its degrees of freedom."""
+    """The pooled variance of one prompt about its group's ratio, and its degrees of freedom."""
     weights = [(each.num - 1, each.variance) for each in estimates if each is not None]
     degrees = sum(weight for weight, _ in weights)
     return sum(weight * variance for weight, variance in weights) / max(1, degrees), degrees
@@ -138,7 +137,7 @@ def _seconds_of(ours: Runs, theirs: Runs) -> Array:
 
 
 def _medians(ours: Sequence[Answer], theirs: Sequence[Answer], draw: np.random.Generator) -> Array:
-    """[T, 2] f64: seconds of both, medians of runs drawn again; in pairs, where both have as many."""
+    """[T, 2] f64: seconds of both, medians of resampled runs; in pairs if both have the same number of runs."""
     drawn = [draw.integers(len(runs), size=(NUM_RUN_RESAMPLES, len(runs))) for runs in (ours, theirs)]
     if len(ours) == len(theirs):
         drawn[1] = drawn[0]

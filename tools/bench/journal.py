@@ -1,4 +1,4 @@
-"""Answers of a bench as they come, one JSON line each, so that an interrupted bench can go on."""
+"""The answers of a bench as they arrive, one JSON line each, so that an interrupted bench can be resumed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Key = tuple[str, str, int]  # method, prompt, repeat
 
 
 class Journal:
-    """What was answered so far. Without a ``path`` nothing is kept on disk.
+    """The answers so far. Without a ``path`` nothing is stored on disk.
 
-    ``identity`` says what is measured; a file of another identity is not gone on with. Raises ``UsageError`` for a file
-    that is there although ``resume`` was not asked for.
+    ``identity`` describes the bench. Raises ``UsageError`` for a file of another bench, and without ``resume`` for any
+    existing file.
     """
 
     def __init__(self, path: Path | None, identity: dict[str, Any], resume: bool = False) -> None:
@@ -31,7 +31,7 @@ class Journal:
         first = json.dumps(identity, sort_keys=True)
         if path.exists():
             if not resume:
-                raise UsageError(f"{path}: a bench was interrupted; go on with --resume, or remove this file")
+                raise UsageError(f"{path}: a bench was interrupted; continue with --resume, or remove this file")
             self._read(path, first)
         else:
             write_text_file(path, first + "\n")
@@ -46,7 +46,7 @@ class Journal:
         for line in lines[1:]:
             try:
                 *key, value = json.loads(line)
-            except ValueError:  # the line that was being written
+            except ValueError:  # the line that was being written when the bench was interrupted
                 break
             whole.append(line)
             if len(key) == 1:
@@ -56,12 +56,12 @@ class Journal:
         write_text_file(path, "\n".join([first, *whole]) + "\n")
 
     def add(self, key: Key, answer: Answer) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         self.answers[key] = answer
         self._write([*key, asdict(answer)])
 
     def settled(self, name: str, value: int) -> int:
-        """What was settled under ``name`` before the interruption; ``value``, which is kept, where nothing was."""
+        """The value stored under ``name`` before the interruption, else ``value``, which is then stored."""
         if name not in self._facts:
             self._facts[name] = value
             self._write([name, value])
@@ -73,7 +73,7 @@ class Journal:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
             except OSError as error:
-                raise cannot_write(self.path, error, "make room, and go on with --resume") from error
+                raise cannot_write(self.path, error, "make room, and continue with --resume") from error
 
     def finish(self) -> None:
         """The bench is done: remove the file."""

@@ -1,7 +1,7 @@
-"""What a method's process does with a request where llama.cpp generates, by the package ``xllamacpp``.
+"""Requests of a method's process that llama.cpp answers, with the package ``xllamacpp``.
 
-llama.cpp's own server runs inside this process and is asked on a loopback port: its native endpoint takes prompt ids
-and streams ids. It reads the GGUF file as it is, so its weights are those that the bundle's graph has dequantized.
+llama.cpp's own server runs in this process and is called on a loopback port: its native endpoint takes prompt ids and
+streams ids. It reads the GGUF file directly, with the quantized weights that the bundle's graph has dequantized.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTALL = "pip install 'specrt[llama-cpp]'"
 
 
 def check_llama_cpp(manifest: Manifest, sources: Mapping[str, str]) -> Path:
-    """The GGUF file that llama.cpp would read. Raises ``UsageError`` where the package or the file is missing."""
+    """The GGUF file for llama.cpp. Raises ``UsageError`` when the package or the file is missing."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise UsageError(f"llama.cpp: the package xllamacpp is not installed; {INSTALL}, or leave it out")
     name = sources.get("gguf", sources.get("target", manifest.target.source))
@@ -38,7 +38,7 @@ def check_llama_cpp(manifest: Manifest, sources: Mapping[str, str]) -> Path:
 
 
 def serve_llama_cpp(settings: Settings) -> tuple[Json, Generate]:
-    """Load the GGUF file with llama.cpp's own defaults, one slot, no cache from prompt to prompt."""
+    """Load the GGUF file with llama.cpp's own defaults, one slot, and no cache between prompts."""
     manifest = manifest_from_bundle(Path(settings.bundle))
     file = check_llama_cpp(manifest, settings.sources)
     import xllamacpp
@@ -62,7 +62,7 @@ def serve_llama_cpp(settings: Settings) -> tuple[Json, Generate]:
 
 
 def answer(address: str, request: Json, ends: frozenset[int]) -> Json:
-    """Generate once. The stream leaves out ids that end within a character; then the ids are asked for once more.
+    """Generate once. The stream omits ids that end within a character; in that case all ids are requested again.
 
     Raises ``SpecrtError``.
     """
@@ -71,7 +71,7 @@ def answer(address: str, request: Json, ends: frozenset[int]) -> Json:
     ids, arrivals, last = _read(_events(address, body), started, ends)
     seconds = time.perf_counter() - started
     if last.get("tokens_evaluated") != num_prompt:
-        raise SpecrtError(f"llama.cpp: it read {last.get('tokens_evaluated')} ids, expected the prompt's {num_prompt}")
+        raise SpecrtError(f"llama.cpp: read {last.get('tokens_evaluated')} ids, expected the prompt's {num_prompt}")
     if last["tokens_predicted"] != len(ids):
         (whole,) = _events(address, {**body, "stream": False})
         ids, arrivals = merged(whole["tokens"][: min(most, last["tokens_predicted"])], ids, arrivals, seconds)
@@ -80,7 +80,7 @@ def answer(address: str, request: Json, ends: frozenset[int]) -> Json:
 
 
 def _body(request: Json) -> Json:
-    """The native request. Only the temperature is applied: our sampling has no other filter here."""
+    """The native request. Only the temperature is applied, since the bench uses no other filter."""
     return {
         "prompt": request["prompt_ids"],
         "n_predict": request["max_new_tokens"],
@@ -95,7 +95,7 @@ def _body(request: Json) -> Json:
 
 
 def _events(address: str, body: Json) -> Iterator[Json]:
-    """What the server answers, as it comes; closing the iterator ends the request. Raises ``SpecrtError``."""
+    """The server's events as they arrive; closing the iterator ends the request. Raises ``SpecrtError``."""
     connection = HTTPConnection(address)
     try:
         connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
@@ -115,9 +115,9 @@ def _events(address: str, body: Json) -> Iterator[Json]:
 
 
 def _read(events: Iterator[Json], started: float, ends: frozenset[int]) -> tuple[list[int], list[list[float]], Json]:
-    """(ids, arrivals, the last event). An id of ``ends`` is the last one, as it is for the others.
+    """(ids, arrivals, the last event). Generation ends at an id of ``ends``, as for the other methods.
 
-    llama.cpp has ends of its own, from the GGUF file; where it should ignore them, it cannot choose them at all.
+    llama.cpp also has its own ends, from the GGUF file. With ``ignore_eos`` it never generates them.
     """
     ids: list[int] = []
     arrivals: list[list[float]] = []
@@ -134,9 +134,9 @@ def _read(events: Iterator[Json], started: float, ends: frozenset[int]) -> tuple
 def merged(
     whole: Sequence[int], streamed: Sequence[int], arrivals: Sequence[Sequence[float]], seconds: float
 ) -> tuple[list[int], list[list[float]]]:
-    """Ids and arrivals of a stream that left ids out: those that end within a character, which came with the next one.
+    """Ids and arrivals of a stream without the ids that end within a character, which arrive with the next one.
 
-    ``whole`` are all ids of the same greedy answer. Raises ``SpecrtError`` where the stream is no part of them.
+    ``whole`` are all ids of the same greedy answer. Raises ``SpecrtError`` if the stream is not part of them.
     """
     found: list[list[float]] = []
     place = 0
@@ -144,7 +144,7 @@ def merged(
     for token, at in zip(streamed, times, strict=True):
         ahead = next((n for n, other in enumerate(whole[place:], 1) if other == token), None)
         if ahead is None:
-            raise SpecrtError(f"llama.cpp: it gave other ids when asked again: id {token} after {place} ids")
+            raise SpecrtError(f"llama.cpp: returned other ids for the same request: id {token} after {place} ids")
         found.append([at, ahead])
         place += ahead
     if place < len(whole):

@@ -1,14 +1,14 @@
-"""The methods of a bench: transformers and specrt, each in a process of its own where memory suffices for that.
+"""The methods of a bench, each in its own process if there is enough memory.
 
-Thread pools and memory of torch and onnxruntime never meet; short of memory, one process serves all methods with the
-same weights. Parent and worker speak one line of JSON at a time over the worker's standard input and output:
+The thread pools and memory of torch and onnxruntime are thus separate. If memory is short, one process serves all
+methods with the same weights. Parent and worker exchange lines of JSON over the worker's standard input and output:
 
     started   {"attention": "sdpa", ...}
     request   {"prompt_ids": [...], "max_new_tokens": 64, "draft": "none", "k": 0, "ignore_eos": false, ...}
     answer    {"token_ids": [...], "seconds": 1.5, "arrivals": [[0.2, 1], ...], "peak_bytes": 0, "rounds": [], ...}
     failure   {"error": "one line", "exit_code": 1}
 
-A worker sleeps between requests and ends when its standard input does, so also when the parent dies.
+A worker sleeps between requests and ends when its standard input is closed, which includes the death of the parent.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ GGUF_BYTES = 1.3  # a weight in 4 bits: the file is mapped, and part of it repac
 
 @dataclass(frozen=True)
 class Method:
-    """A way to generate. ``eager`` is transformers' ``generate`` as it comes: not compiled, with sdpa.
+    """A way to generate. ``eager`` is transformers' ``generate`` with its defaults: not compiled, with sdpa.
 
     ``llama.cpp`` reads the GGUF file that the bundle came from, with its quantized weights; ``genai`` is ONNX Runtime
-    GenAI on a model that its own builder makes from the target.
+    GenAI with a model that its own builder makes from the target.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Method:
 
     @property
     def process(self) -> tuple[str, str]:
-        """(library, dtype): methods that share these share a process."""
+        """(library, dtype): methods that have these in common can share a process."""
         return self.library, self.dtype
 
 
@@ -77,9 +77,9 @@ METHODS = {row.name: row for row in _ROWS}
 
 @dataclass(frozen=True)
 class Answer:
-    """New ids and wall-clock times in s. ``arrivals`` are (s since the request, ids that came then), as a reader sees.
+    """New ids and wall-clock times in s. ``arrivals`` are (s since the request, new ids), as a reader sees them.
 
-    ``rounds`` are (drafted, accepted) of each round, ``phase_ms`` sums over the rounds, of specrt alone.
+    ``rounds`` are (drafted, accepted) of each round, ``phase_ms`` sums over the rounds; only specrt has them.
     ``peak_bytes`` is the largest resident memory of the process so far.
     """
 
@@ -96,17 +96,17 @@ class Answer:
 
     @property
     def num_first_tokens(self) -> int:
-        """Ids that came with the first."""
+        """The number of ids that arrived first, at the same time."""
         return int(self.arrivals[0][1]) if self.arrivals else len(self.token_ids)
 
     @property
     def after_first(self) -> Answer:
-        """What came after the first ids, and its time alone."""
+        """The answer without the first ids and the time before them."""
         return Answer(self.token_ids[self.num_first_tokens :], self.seconds - self.first_token_seconds)
 
     @property
     def gaps_ms(self) -> list[float]:
-        """Before each id but the first, the time since the one before it: 0 where they came together."""
+        """Time between consecutive ids, 0 for those that arrived together."""
         gaps: list[float] = []
         before = self.first_token_seconds
         for at, count in self.arrivals:
@@ -116,19 +116,19 @@ class Answer:
 
 
 def choose_methods(names: str, manifest: Manifest) -> tuple[Method, ...]:
-    """Methods by comma-separated names. Raises ``UsageError`` for unknown ones and those without their draft."""
+    """Methods by comma-separated names. Raises ``UsageError`` for unknown ones and those whose draft is missing."""
     chosen = []
     for name in dict.fromkeys(name.strip() for name in names.split(",")):
         if name not in METHODS:
             raise UsageError(f"methods: got {name!r}, expected some of {', '.join(METHODS)}")
         if METHODS[name].draft == "model" and manifest.draft.kind == "ngram":
-            raise UsageError(f"methods: {name} drafts with a model and this bundle has none; leave it out")
+            raise UsageError(f"methods: {name} drafts with a model, but this bundle has none; leave it out")
         chosen.append(METHODS[name])
     return tuple(chosen)
 
 
 def own_or_shared(manifest: Manifest, methods: Sequence[Method], available_bytes: int) -> list[list[Method]]:
-    """A process for each method where they fit into ``available_bytes`` together, else one for those that share."""
+    """A process for each method if all fit into ``available_bytes`` together, else one for those that can share."""
     alone = [[method] for method in methods]
     needed = sum(needed_bytes(manifest, group) for group in alone)
     return alone if needed <= available_bytes else processes(methods)
@@ -141,9 +141,9 @@ def processes(methods: Sequence[Method]) -> list[list[Method]]:
 
 
 def needed_bytes(manifest: Manifest, methods: Sequence[Method]) -> int:
-    """About what the process of ``methods`` (of one process) takes in memory once it is loaded.
+    """An estimate of the memory that one process with ``methods`` needs once it is loaded.
 
-    ONNX Runtime copies weights into the layout of its kernels; the file they come from stays in the page cache only.
+    ONNX Runtime copies weights into the layout of its kernels; their file is only in the page cache.
     """
     library, dtype = methods[0].process
     models = [manifest.target]
@@ -157,7 +157,7 @@ def needed_bytes(manifest: Manifest, methods: Sequence[Method]) -> int:
 
 
 class Worker:
-    """A process that answers requests; ``started`` is what it said once it had loaded. Close it when done."""
+    """A process that answers requests; ``started`` is its first reply, sent once it has loaded. Close it when done."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self.name = name
@@ -213,16 +213,16 @@ class Worker:
     def _ended(self) -> SpecrtError:
         status = self._process.wait()
         self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or ["it left no message"])[-1]
-        fix = "; signal 9 often means too little memory: ask for fewer methods" if status == -9 else ""
+        last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+        fix = "; signal 9 often means too little memory: use fewer methods" if status == -9 else ""
         return SpecrtError(f"{self.name}: its process ended with status {status} ({last}){fix}")
 
 
 class WorkerPool:
     """Methods with their processes loaded, one after the other so that the peaks of loading do not add up.
 
-    ``failed`` says why a method is not there; ``ask`` raises for those. Only ``required`` ones raise at once.
-    ``started`` is what the process of each method said of itself.
+    ``failed`` has the reason for each missing method; ``ask`` raises for those. ``required`` ones raise at once.
+    ``started`` is the first reply of each method's process.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class WorkerPool:
         return from_json(Answer, reply)
 
     def time_passes(self, method: Method, past: int) -> dict[str, Any]:
-        """``target_ms`` of passes of 1, 2, ... K + 1 tokens and ``draft_ms`` of one, by one of specrt."""
+        """``target_ms`` of passes of 1, 2, ... K + 1 tokens and ``draft_ms`` of one, by a method of specrt."""
         return self._workers[method.name].ask(time_passes=past)
 
     def __enter__(self) -> WorkerPool:

@@ -1,4 +1,4 @@
-"""What a bench is asked, and what it found."""
+"""The settings and the results of a bench."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAST = 100  # cached tokens of the timed passes
 class Settings:
     """How to compare. ``one_at_a_time`` loads one process after the other, for machines short of memory.
 
-    ``repeats`` and ``max_new_tokens`` are the most; ``budget_s`` None has no limit of time. With ``keep_tokens``
-    answers are not made shorter for want of time; then fewer prompts are answered. Above ``temperature`` 0 every prompt
-    is drawn with the same seed, so that specrt's methods must still agree.
+    ``repeats`` and ``max_new_tokens`` are upper limits; ``budget_s`` None means no time limit. With ``keep_tokens``
+    a short time leads to fewer prompts instead of shorter answers. Above ``temperature`` 0 every prompt is sampled with
+    the same seed, so that specrt's methods must still agree.
     """
 
     k: int
@@ -45,10 +45,10 @@ class Settings:
 class Passes:
     """Bare passes after ``PAST`` cached tokens, in ms: ``target_ms[w - 1]`` of w tokens, ``draft_ms`` of one.
 
-    ``bound_ms`` is the time in which memory gives the target's weights. It is None where a pass takes less, as the
+    ``bound_ms`` is the time to read the target's weights from memory. It is None where a pass takes less, because the
     machine was busy when the bandwidth was measured, and for weights that may stay in the processor's caches, whose
-    bandwidth is not measured. ``break_even_by_k`` is the acceptance at which K wins nothing; None where full acceptance
-    would not win either.
+    bandwidth is not measured. ``break_even_by_k`` is the acceptance at which K breaks even; None where even full
+    acceptance would not.
     """
 
     target_ms: tuple[float, ...]
@@ -68,11 +68,11 @@ class PromptEntry:
 
 @dataclass(frozen=True)
 class Bench:
-    """Scores of the methods, and what is needed to read them.
+    """Scores of the methods, and the conditions of the measurement.
 
-    ``failed`` says why a method is missing, ``skipped`` which prompts did not fit into the context or the time.
-    ``started`` is what each method's process said of itself: dtype, attention, or llama.cpp's kernels.
-    ``busy_percent_during`` is how busy others kept the CPU while it ran.
+    ``failed`` has the reason for each missing method, ``skipped`` what did not fit into the context or the time.
+    ``started`` is the first reply of each method's process: dtype, attention, or llama.cpp's kernels.
+    ``busy_percent_during`` is how busy other processes kept the CPU during the bench.
     """
 
     created_utc: str
@@ -93,9 +93,9 @@ class Bench:
 
     @property
     def is_busy(self) -> bool:
-        """Whether its times are unreliable."""
+        """Whether other load made the times unreliable."""
         return self.machine.is_busy or self.busy_percent_during > QUIET_PERCENT
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``--json`` writes."""
+        """The bench as ``--json`` writes it."""
         return asdict(self)

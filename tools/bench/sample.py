@@ -1,4 +1,4 @@
-"""One generated text with the origin of each token, to look at."""
+"""One generated text with the origin of each token, for display."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ACCEPTED, CORRECTED, PLAIN = "accepted", "corrected", "plain"
 class Sample:
     """``pieces`` are (text, origin), ``drafted`` is K of each round.
 
-    Origins: ``accepted`` drafts, the target's ``corrected`` one after a rejection, or ``plain``, its own after full
-    acceptance or without a draft.
+    Origins: ``accepted`` for drafts, ``corrected`` for the target's token after a rejection, ``plain`` for its token
+    after full acceptance or without a draft.
     """
 
     method: str
@@ -30,9 +30,10 @@ class Sample:
 def sample_of(
     answers: Mapping[str, Sequence[Sequence[Answer]]], prompts: Sequence[Prompt], codec: TextCodec
 ) -> Sample | None:
-    """A text of ``auto``, whose K is chosen by round, or else of the last method that drafted anything.
+    """A text of ``auto``, which chooses K in each round, or else of the last method that drafted anything.
 
-    Of its answers of many rounds (half of the most, or more) that whose share of accepted tokens is in the middle.
+    Among its answers with at least half of the largest number of rounds, the one with the median share of accepted
+    tokens.
     """
     for name in sorted(reversed(list(answers)), key=lambda name: name != CHOOSES_K):
         firsts = [repeats[0] for repeats in answers[name]]
@@ -61,7 +62,7 @@ def origins(answer: Answer) -> list[str]:
 
 
 def _pieces(answer: Answer, codec: TextCodec) -> tuple[tuple[str, str], ...]:
-    """Text by id; a character of several ids goes to the last of them."""
+    """The text of each id; a character of several ids belongs to the last of them."""
     pieces, stream = [], codec.stream()
     for token, origin in zip(answer.token_ids, origins(answer), strict=True):
         pieces.append((stream.push(token), origin))

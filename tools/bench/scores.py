@@ -1,4 +1,4 @@
-"""From answers to figures: medians, tokens per second, ratios with intervals, and whether everybody said the same."""
+"""From answers to figures: medians, tokens per second, ratios with intervals, and whether all ids agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Comparison = tuple[float, Interval | None]  # a ratio of tokens per second, and 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a method's ids first leave those expected, by the prompt's name; None: it had ended."""
+    """The first position where a method's ids differ from the expected ones; an id of None means that it had ended."""
 
     prompt: str
     position: int
@@ -34,20 +34,20 @@ class Difference:
 class Score:
     """A method over all prompts. Seconds are medians over the repeats, summed over the prompts.
 
-    * ``tokens_per_s``: completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves the first
-      tokens and the time up to them out.
+    * ``tokens_per_s``: completion tokens over all seconds, prompt included; ``decode_tokens_per_s`` leaves out the
+      first tokens and the time up to them.
     * ``ratio_to``: ``tokens_per_s`` over that of ``eager`` and of ``plain``, with a 95 % interval over prompts and
-      runs (intervals.py; None for one prompt). With fewer tokens than others, ending early earns nothing.
-    * ``interval_by_category`` of a category with few prompts has the spread of all (intervals.py);
-      ``mean_of_categories`` is the mean ratio, each category counting the same, and its interval. ``decode_...`` are
-      the same after the first token, of the categories in which anything came after it.
+      runs (intervals.py; None for one prompt). A method gains nothing by ending early with fewer tokens.
+    * ``interval_by_category`` of a category with few prompts uses the variance of all (intervals.py);
+      ``mean_of_categories`` is the mean ratio, all categories weighted equally, and its interval. ``decode_...`` are
+      the same after the first token, for categories with more than one token.
     * ``first_token_ms``: median over the prompts; ``gap_ms``: p50 and p95 of the time between two tokens as they
       arrive, 0 for those that arrive together.
     * ``acceptance_by_position``: of the rounds that verified drafted token i, the share that accepted it;
       ``mean_acceptance_length``: tokens per round, the target's own included.
     * ``round_ms``: a round's time by phase. ``peak_bytes``: resident memory of the method's process at its largest.
-    * ``differences``: where ids leave those of the first method, above temperature 0 those of the first of specrt
-      (transformers draws in another way, so its ids are not compared there).
+    * ``differences``: where ids differ from those of the first method, above temperature 0 from specrt's first one
+      (transformers samples in another way, so its ids are not compared there).
     """
 
     method: str
@@ -78,14 +78,14 @@ class Score:
 
     @property
     def slower_categories(self) -> dict[str, tuple[float, Interval | None]]:
-        """Every category whose ratio to plain, as it is shown, is below 1.00; with the interval, the slowest first."""
+        """Every category whose displayed ratio to plain is below 1.00, with its interval; the slowest first."""
         intervals = self.interval_by_category.get("plain", {})
         slower = [(ratio, name) for name, ratio in self.ratio_by_category.get("plain", {}).items() if is_below(ratio)]
         return {name: (ratio, intervals.get(name)) for ratio, name in sorted(slower)}
 
 
 def is_below(ratio: float) -> bool:
-    """Whether a ratio is below 1.00 as tables show it, so that words and tables agree."""
+    """Whether a ratio is below 1.00 as tables display it, so that remarks and tables agree."""
     return round(ratio, 2) < 1
 
 
@@ -151,7 +151,7 @@ def _score(name: str, answers: Answers, prompts: Sequence[Prompt], lengths: Sequ
 
 
 def _differences(name: str, answers: Answers, prompts: Sequence[Prompt], temperature: float) -> list[Difference | None]:
-    """One a prompt; every repeat is looked at."""
+    """The first difference of each prompt, over all repeats."""
     names = [other for other in answers if not temperature or _is_ours(other)]
     if name not in names:
         return [None] * len(prompts)
@@ -167,7 +167,7 @@ def _is_ours(name: str) -> bool:
 
 
 def by_position(rounds: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Share of the rounds that verified drafted token i which accepted it; ends where no round came to it."""
+    """Of the rounds that verified drafted token i, the share that accepted it; ends at the first i without a round."""
     shares: list[float] = []
     for i in range(int(max((drafted for drafted, _ in rounds), default=0))):
         verified = [accepted for drafted, accepted in rounds if drafted > i and accepted >= i]
@@ -197,7 +197,7 @@ def _ratios(
 def _comparisons(
     ours: Sequence[Sequence[Answer]], theirs: Sequence[Sequence[Answer]], groups: Mapping[str, Sequence[int]]
 ) -> dict[str, Comparison]:
-    """Of the groups in which both have a speed."""
+    """Comparisons for the groups in which both have a speed."""
     intervals = group_intervals(ours, theirs, groups)
     ratios = {name: _ratio_of(_pick(ours, i), _pick(theirs, i)) for name, i in groups.items()}
     return {name: (ratio, intervals[name]) for name, ratio in ratios.items() if ratio}
@@ -227,7 +227,7 @@ def _median_first(repeats: Sequence[Answer]) -> float:
 
 
 def _num_tokens(prompts: Sequence[Sequence[Answer]]) -> int:
-    """Of the first repeat; that all repeats agree with it is checked apart."""
+    """The tokens of the first repeat; the other repeats are compared with it elsewhere."""
     return sum(len(repeats[0].token_ids) for repeats in prompts)
 
 

@@ -1,4 +1,4 @@
-"""A bench as tables on a terminal, and what is to be said of it in words."""
+"""A bench as tables on a terminal, with remarks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specrt.tools.bench.intervals import Interval
 from specrt.tools.bench.records import Bench
 from specrt.tools.bench.scores import Score, is_below
 
-WIDTH = 150  # of what is piped into a file
+WIDTH = 150  # columns of output that is not a terminal
 
 
 def print_bench(bench: Bench) -> None:
-    """The machine, the pair, the scores and the remarks on standard output."""
+    """Print the machine, the pair, the scores and the remarks on standard output."""
     console, settings = Console(highlight=False, soft_wrap=True), bench.settings
     if not console.is_terminal:
         console.width = WIDTH
@@ -37,18 +37,18 @@ def print_bench(bench: Bench) -> None:
 
 
 def answers_text(bench: Bench) -> str:
-    """How often each prompt was answered."""
+    """The number of answers per prompt."""
     return "one answer each" if bench.repeats == 1 else f"medians of up to {bench.repeats} answers"
 
 
 def remarks(bench: Bench) -> list[str]:
-    """Where speculation loses, who said something else, who is missing: plain sentences."""
+    """Sentences on where speculation is slower, which methods returned other ids, and what is missing."""
     lines = []
     for row in bench.scores:
         if row.draft_acceptance_rate is not None and "plain" in row.ratio_to:
             lines.append(_against_plain(row))
         for difference in row.differences[:5]:
-            lines.append(f"{row.method} does not say what {bench.scores[0].method} says: {difference}")
+            lines.append(f"{row.method} differs from {bench.scores[0].method} at {difference}")
         if len(row.differences) > 5:
             lines.append(f"{row.method}: {len(row.differences)} of {row.num_prompts} prompts differ in all")
     most = max((row.completion_tokens for row in bench.scores), default=0)
@@ -75,11 +75,11 @@ def remarks(bench: Bench) -> list[str]:
 
 
 def _against_plain(row: Score) -> str:
-    """Won or lost where the whole interval says so, else neither; then every category that is below 1.00."""
+    """Faster or slower if the whole interval is, else neither; then every category that is below 1.00."""
     ratio, interval = row.ratio_to["plain"], row.interval_of.get("plain")
     shown = with_interval(ratio, interval)
     if interval is None:
-        line = f"{row.method}: {shown} plain decoding, of one prompt only"
+        line = f"{row.method}: {shown} plain decoding, from one prompt only"
     elif interval[0] > 1:
         line = f"{row.method} wins over plain decoding: {shown}"
     elif is_below(interval[1]):
@@ -157,12 +157,12 @@ def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
             length = _figure(row.mean_acceptance_length, 2)
             rows.append([row.method, f"{row.draft_acceptance_rate:.0%}", length, positions, *phases])
     if rows:
-        headings = ["method", "accepted", "tokens a round", "by position", "draft ms", "verify ms", "other ms"]
+        headings = ["method", "accepted", "tokens per round", "by position", "draft ms", "verify ms", "other ms"]
         _table(console, "rounds", headings, rows)
 
 
 def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
-    """(title, headings, rows): speeds by category, and times plain with the interval."""
+    """(title, headings, rows): speeds by category, and the speed-up over plain with its interval."""
     scores = bench.scores
     reference = list(scores[0].ratio_to)[-1:]
     counts = Counter(entry.category for entry in bench.prompts)
@@ -182,7 +182,7 @@ def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
 
 
 def decode_table(bench: Bench) -> tuple[str, list[str], list[list[str]]] | None:
-    """(title, headings, rows): times plain by category after the first token. None where nobody is compared with it."""
+    """(title, headings, rows): speed-up over plain by category after the first token. None if nothing is compared."""
     scores = [row for row in bench.scores if row.method != "plain" and row.decode_by_category.get("plain")]
     if not scores:
         return None
@@ -198,7 +198,7 @@ def decode_table(bench: Bench) -> tuple[str, list[str], list[list[str]]] | None:
 
 
 def _against(row: Score, references: Sequence[str], category: str) -> list[str]:
-    """The ratio to each of ``references``, without those to itself."""
+    """The ratio to each of ``references`` except itself."""
     return [
         f", {with_interval(row.ratio_by_category[name][category], row.interval_by_category[name].get(category))}"
         for name in references

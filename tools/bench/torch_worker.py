@@ -1,7 +1,7 @@
-"""What a method's process does with a request: generation by specrt, or by transformers.
+"""Requests of a method's process that specrt or transformers answers.
 
-Both report when ids arrived as somebody who reads the stream sees it: specrt's stream yields text that is final,
-transformers calls a streamer.
+Both report when ids arrive for a reader of the stream: specrt's stream yields final text, transformers calls a
+streamer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Generate = Callable[[Json], Json]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a process serves, as its only argument in JSON. ``dtype`` is transformers'; specrt has its bundle's.
+    """The configuration of a process, which is its only argument, as JSON. ``dtype`` is for transformers only.
 
-    ``sources`` may say where the torch models ``target`` and ``draft`` are, in place of the bundle's own record.
+    ``sources`` may give the torch models ``target`` and ``draft``, in place of those recorded in the bundle.
     """
 
     library: str
@@ -36,7 +36,7 @@ class Settings:
 
 
 def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
-    """Open the bundle; also times bare passes when asked to. Every prompt is prefilled whole, as transformers does."""
+    """Open the bundle; time bare passes on request. Every prompt is prefilled completely, as in transformers."""
     import specrt
     from specrt.tools.tune.timing import FILLER, time_passes
 
@@ -47,7 +47,7 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             target_ms, draft_ms = time_passes(runtime, request["time_passes"])
             return {"target_ms": target_ms, "draft_ms": draft_ms}
         how = {"num_speculative_tokens": request["k"], "draft": request["draft"]}
-        runtime.generate([FILLER] * 3, max_new_tokens=3, ignore_eos=True, **how)  # so that no cache knows the prompt
+        runtime.generate([FILLER] * 3, max_new_tokens=3, ignore_eos=True, **how)  # so that no cache has the prompt
         started = time.perf_counter()
         stream = runtime.stream(
             request["prompt_ids"],
@@ -62,7 +62,7 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             arrivals.append((time.perf_counter() - started, len(stream.token_ids) - seen))
             seen = len(stream.token_ids)
         seconds, stats = time.perf_counter() - started, stream.stats
-        if seen < len(stream.token_ids):  # the last ids gave no text, as EOS does
+        if seen < len(stream.token_ids):  # the last ids, such as EOS, have no text
             arrivals.append((seconds, len(stream.token_ids) - seen))
         phases = {
             "prefill": stats.prefill_ms,
@@ -74,7 +74,7 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             "token_ids": stream.token_ids,
             "seconds": seconds,
             "arrivals": arrivals,
-            "rounds": [(len(done.drafted), done.num_accepted) for done in stream.rounds[1:]],
+            "rounds": [(len(done.drafted), done.num_accepted) for done in stream.rounds if not done.is_prefill],
             "phase_ms": phases,
             "peak_bytes": peak_bytes(),
         }
@@ -83,7 +83,7 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
 
 
 class _Arrivals:
-    """A transformers streamer that only notes when ids came, and how many."""
+    """A transformers streamer that only records when ids arrived, and how many."""
 
     def __init__(self, started: float) -> None:
         self.found: list[tuple[float, int]] = []
@@ -120,7 +120,7 @@ def serve_transformers(settings: Settings) -> tuple[Json, Generate]:
         assistant = model if entry is None else _load(entry, settings.dtype, settings.sources.get("draft"))
 
     def generate(request: Json) -> Json:
-        """A draft of K tokens a round, as in specrt; whatever the model's own generation defaults are."""
+        """Generate with K drafted tokens per round, as in specrt, regardless of the model's generation defaults."""
         assisted = {"assistant_model": assistant} if request["draft"] == "model" else {}
         if assistant is not None and assisted:
             assistant.generation_config.num_assistant_tokens = request["k"]
@@ -153,7 +153,7 @@ def serve_transformers(settings: Settings) -> tuple[Json, Generate]:
 
 
 def _compile_now(model: Any) -> None:
-    """Meet prompts of two lengths and a decoding step, so that no answer that counts waits for the compiler."""
+    """Run prompts of two lengths and a decoding step, so that no measured answer waits for the compiler."""
     import torch
 
     for length in COMPILED_LENGTHS:
@@ -171,7 +171,7 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
 
 
 def load_entry(entry: ModelEntry, dtype: Any, source: str | None) -> tuple[Any, Any]:
-    """(where the torch model of ``entry`` comes from, the model in ``dtype``); ``source`` replaces what is recorded."""
+    """(the source of the torch model of ``entry``, the model in ``dtype``); ``source`` replaces the recorded one."""
     from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
     from specrt.exporter.sources.merging import load_adapted
 

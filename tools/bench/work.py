@@ -1,4 +1,4 @@
-"""The measuring of a bench: what is asked of whom, until the time is over."""
+"""The measurements of a bench: requests to each method, until the time is over."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from specrt.tools.prompting.prompts import Prompt
 
 WARM_UP_TOKENS = 16
 LEAST_TOKENS = 16
-ENOUGH_PROMPTS = 24  # short of time, answers become shorter until so many prompts fit
+ENOUGH_PROMPTS = 24  # if time is short, answers are shortened until this number of prompts fits
 SEED = 1
 Block = tuple[int, int]  # repeat, prompt
 
 
 @dataclass
 class Work:
-    """The answers to be had, and what was had of them; ``done`` are the blocks that every method answered."""
+    """The planned answers and those so far; ``done`` are the blocks that every method answered."""
 
     bundle: Path
     settings: Settings
@@ -42,22 +42,22 @@ class Work:
     done: list[Block] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     passes: Passes | None = None
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    replies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, groups: Sequence[Sequence[Method]], share: float) -> None:
-        """Load processes and ask; until ``share`` of the budget is used. Later groups repeat what the first did."""
+        """Load processes and request answers until ``share`` of the budget is used. Later groups repeat it."""
         settings = self.settings
         methods = [method for group in groups for method in group]
         self.progress.step("loading " + ", ".join(method.name for method in methods))
         blocks = [(repeat, index) for repeat in range(settings.repeats) for index in range(len(self.ids))]
-        with WorkerPool(self.bundle, groups, settings.threads, settings.sources, self.required) as lineup:
-            self.failed.update(lineup.failed)
-            self.said.update(lineup.started)
-            speeds = [self._warm_up(lineup, c) for c in methods if c.name not in self.failed]
+        with WorkerPool(self.bundle, groups, settings.threads, settings.sources, self.required) as pool:
+            self.failed.update(pool.failed)
+            self.replies.update(pool.started)
+            speeds = [self._warm_up(pool, c) for c in methods if c.name not in self.failed]
             if all(method.name in self.failed for method in methods):
                 return
             if self.passes is None:
-                self._time_passes(lineup, methods)
+                self._time_passes(pool, methods)
             is_first = not self.max_new_tokens
             if is_first:
                 left_s = None if settings.budget_s is None else settings.budget_s * share - self._elapsed_s()
@@ -66,10 +66,10 @@ class Work:
                 tokens = most if settings.keep_tokens else tokens_within(most, left_s, speeds, num_prompts)
                 self.max_new_tokens = self.journal.settled("max_new_tokens", tokens)
             limit_s = settings.budget_s * share if settings.budget_s is not None and is_first else None
-            self.done = self._ask_all(lineup, methods, blocks if is_first else self.done, limit_s)
+            self.done = self._ask_all(pool, methods, blocks if is_first else self.done, limit_s)
 
     def answers(self, methods: Sequence[Method], used: Sequence[int]) -> dict[str, list[list[Answer]]]:
-        """By method, prompt and repeat."""
+        """The answers by method, prompt and repeat."""
         found = self.journal.answers
         repeats = {index: [r for r, i in self.done if i == index] for index in used}
         return {c.name: [[found[c.name, self.prompts[i].name, r] for r in repeats[i]] for i in used] for c in methods}
@@ -78,9 +78,9 @@ class Work:
         return time.monotonic() - self.started
 
     def _ask_all(
-        self, lineup: WorkerPool, methods: Sequence[Method], blocks: Sequence[Block], limit_s: float | None
+        self, pool: WorkerPool, methods: Sequence[Method], blocks: Sequence[Block], limit_s: float | None
     ) -> list[Block]:
-        """The blocks that all methods answered; those that seem not to fit into ``limit_s`` are not begun."""
+        """The blocks that all methods answered; those that are not expected to fit into ``limit_s`` are not started."""
         done: list[Block] = []
         longest_s = 0.0
         for repeat, index in blocks:
@@ -90,12 +90,12 @@ class Work:
                 break
             began = time.monotonic()
             for method in order_of(methods, repeat, index):
-                self._ask(lineup, method, repeat, index)
+                self._ask(pool, method, repeat, index)
             done.append((repeat, index))
             longest_s = max(longest_s, time.monotonic() - began)
         return done
 
-    def _ask(self, lineup: WorkerPool, method: Method, repeat: int, index: int) -> None:
+    def _ask(self, pool: WorkerPool, method: Method, repeat: int, index: int) -> None:
         key = (method.name, self.prompts[index].name, repeat)
         if method.name in self.failed or key in self.journal.answers:
             return
@@ -103,9 +103,9 @@ class Work:
         settings = self.settings
         sampling = {"temperature": settings.temperature, "seed": SEED} if settings.temperature else {}
         limits = {"max_new_tokens": self.max_new_tokens, "ignore_eos": settings.ignore_eos, **sampling}
-        self._guarded(method, lambda: self.journal.add(key, lineup.ask(method, self.ids[index], settings.k, **limits)))
+        self._guarded(method, lambda: self.journal.add(key, pool.ask(method, self.ids[index], settings.k, **limits)))
 
-    def _warm_up(self, lineup: WorkerPool, method: Method) -> float:
+    def _warm_up(self, pool: WorkerPool, method: Method) -> float:
         """Seconds a token, of the second of two answers."""
         self.progress.step(f"{method.name}: warm-up")
         found: list[Answer] = []
@@ -113,7 +113,7 @@ class Work:
 
         def ask() -> None:
             for _ in range(2):
-                found.append(lineup.ask(method, self.ids[0], self.settings.k, **limits))
+                found.append(pool.ask(method, self.ids[0], self.settings.k, **limits))
 
         self._guarded(method, ask)
         return found[1].seconds / WARM_UP_TOKENS if found[1:] else 0.0
@@ -126,12 +126,12 @@ class Work:
                 raise
             self.failed[method.name] = str(error)
 
-    def _time_passes(self, lineup: WorkerPool, methods: Sequence[Method]) -> None:
+    def _time_passes(self, pool: WorkerPool, methods: Sequence[Method]) -> None:
         ours = [c for c in methods if c.library == "specrt" and c.name not in self.failed]
         if not ours:
             return
         self.progress.step("timing passes and memory")
-        times = lineup.time_passes(ours[0], PAST)
+        times = pool.time_passes(ours[0], PAST)
         target_ms, draft_ms = times["target_ms"], times["draft_ms"]
         num_bytes = manifest_from_bundle(self.bundle).target.bytes_per_pass
         rounds = Rounds(target_ms[0], tuple(k * draft_ms + ms for k, ms in enumerate(target_ms)))
@@ -144,14 +144,14 @@ class Work:
 
 
 def order_of(methods: Sequence[Method], repeat: int, index: int) -> list[Method]:
-    """Drawn again for each block, the same in every run: a rotation would give a category the same order each time."""
+    """A random order for each block, the same in every run. A rotation would give a category one order each time."""
     order = list(methods)
     random.Random(f"{repeat} {index}").shuffle(order)
     return order
 
 
 def tokens_within(most: int, left_s: float | None, seconds_per_token: Sequence[float], num_prompts: int) -> int:
-    """Of how many tokens each prompt's answer may be, so that all methods can answer all prompts once."""
+    """The most tokens per answer with which all methods can answer all prompts once."""
     if left_s is None or not any(seconds_per_token):
         return most
     return max(min(most, LEAST_TOKENS), min(most, int(0.8 * left_s / (num_prompts * sum(seconds_per_token)))))

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from specrt.engines.errors import ResourceError
+from specrt.engines.errors import ResourceError, one_line
 from specrt.engines.storage.files import EXHAUSTED, errno_of
 from specrt.tools.bench.genai_worker import serve_genai
 from specrt.tools.bench.llama_worker import serve_llama_cpp
@@ -27,20 +27,20 @@ _LIBRARIES: dict[str, Callable[[Settings], tuple[Json, Generate]]] = {
 
 
 def _read_lines(lines: queue.SimpleQueue[str]) -> None:
-    """Hand on the lines of standard input; its end ends the process, in the middle of a generation too."""
+    """Pass on the lines of standard input; when it is closed the process ends, even during a generation."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)
 
 
 def _failure(error: Exception) -> Json:
-    line = " ".join(str(error).split()) or type(error).__name__
+    line = one_line(error, limit=400)
     code = ResourceError.exit_code if errno_of(error) in EXHAUSTED else getattr(error, "exit_code", 1)
-    return {"error": line[:400], "exit_code": code}
+    return {"error": line, "exit_code": code}
 
 
 def main() -> None:
-    """Load, say so, and answer line by line. Libraries that print get standard error instead of our standard output."""
+    """Load, report that, and answer line by line. Libraries that print get standard error instead of our output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; our input ends when it does
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -49,7 +49,7 @@ def main() -> None:
     try:
         settings = Settings(**json.loads(sys.argv[1]))
         reply, generate = _LIBRARIES[settings.library](settings)
-    except Exception as error:  # foreign libraries raise what they like; the parent shows one line
+    except Exception as error:  # libraries raise errors of any type; the parent shows one line
         replies.write(json.dumps(_failure(error)) + "\n")
         return
     while True:

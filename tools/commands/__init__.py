@@ -1,1 +1,1 @@
-"""One file for each ``specrt`` command: its options, and a call of what does the work."""
+"""One file for each ``specrt`` command: its options, and a call of the function that does the work."""

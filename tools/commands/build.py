@@ -9,7 +9,7 @@ import click
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="What the engines are for.")
+@click.option("--backend", required=True, metavar="tensorrt-rtx|tensorrt", help="The backend to build for.")
 @click.option(
     "--compute-capability",
     "capabilities",
@@ -20,9 +20,9 @@ import click
 @click.option(
     "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
 )
-@click.option("--force", is_flag=True, help="Replace engines that are there already.")
+@click.option("--force", is_flag=True, help="Replace existing engines.")
 def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
-    """Build the engines of BUNDLE, torch-free: on the GPU that runs them, with tensorrt-rtx on any machine."""
+    """Build the engines of BUNDLE without torch, on the GPU that runs them, or with tensorrt-rtx on any machine."""
     from specrt.engines.trt.build import build as run
     from specrt.tools.terminal.progress import shown_progress
 

@@ -18,13 +18,13 @@ from specrt.tools.prompting.options import (
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--system", help="A system message to begin with.")
+@click.option("--system", help="A system message to start with.")
 @generation_options
 @place_options
 @generation_option("logprobs", more="After each answer.", metavar="N")
 @click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
 def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
-    """Talk with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset begins again, /help lists commands."""
+    """Chat with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset starts over, /help lists commands."""
     place = place_of(options)
     import specrt
     from specrt.tools.chat import Chat

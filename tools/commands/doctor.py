@@ -1,4 +1,4 @@
-"""``specrt doctor``: what a machine can do."""
+"""``specrt doctor``: what this machine can run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
 )
 @click.option(
-    "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens a round."
+    "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens per round."
 )
 @click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
@@ -32,28 +32,29 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
 )
 @click.option(
-    "--draft-vocab", type=int, metavar="N", help="Let the draft propose the first N ids only; its head is cut to them."
+    "--draft-vocab", type=int, metavar="N", help="Let the draft propose only the first N ids, with a smaller head."
 )
 @click.option(
     "--backend",
     default="onnxruntime",
     show_default=True,
     metavar="onnxruntime|tensorrt-rtx|tensorrt",
-    help="What will run the bundle.",
+    help="The backend that will run the bundle.",
 )
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
 @click.option("--adapter-revision", help="Commit, branch or tag of a hub adapter.")
-@click.option("--no-adapter", is_flag=True, help="Leave out an adapter that is in the folder of TARGET or DRAFT.")
+@click.option("--no-adapter", is_flag=True, help="Ignore an adapter in the folder of TARGET or DRAFT.")
 @click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
-@click.option("--force", is_flag=True, help="Replace a bundle that is there already.")
+@click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(**options: Any) -> None:
     """Export TARGET (and a draft for it) into a bundle.
 
-    TARGET and DRAFT are a hub id, a local Hugging Face folder or a .gguf file. '--draft ngram' looks drafts up in the
-    text so far and needs no model; '--draft self' is the target itself on a second KV slot, '--draft self:int8' the
-    target with its weights in 8 bits, '--draft skip:N' N of its layers with the same weights.
+    TARGET and DRAFT are a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, a local Hugging Face folder or a .gguf
+    file. '--draft ngram' looks drafts up in the text so far and needs no model; '--draft self' is the target itself on
+    a second KV slot, '--draft self:int8' the target with its weights in 8 bits, '--draft skip:N' N of its layers with
+    the same weights.
     """
     from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 

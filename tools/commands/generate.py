@@ -25,7 +25,7 @@ from specrt.tools.terminal.streams import json_text
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--prompt", help="A user message, or with --raw plain text; '-' reads it from standard input.")
-@click.option("--prompt-file", type=click.Path(path_type=Path), help="The same from a file, less one final newline.")
+@click.option("--prompt-file", type=click.Path(path_type=Path), help="The same from a file, without one final newline.")
 @click.option("--messages", type=click.Path(path_type=Path), help="A JSON file: a list of {role, content}.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as plain text: use no chat template.")
 @click.option("--system", help="A system message before the prompt.")
@@ -39,12 +39,12 @@ from specrt.tools.terminal.streams import json_text
 def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options: Any) -> None:
     """Generate from BUNDLE; the text streams to standard output.
 
-    The prompt is a user message where the bundle has a chat template, else plain text; a note on standard error says
-    which. Without sampling options decoding is greedy; with --temperature the text is drawn from the target's
+    The prompt is a user message where the bundle has a chat template, else plain text; a note on standard error states
+    which. Without sampling options decoding is greedy; with --temperature the text is sampled from the target's
     distribution.
     """
     if options["logprobs"] is not None and not as_json:
-        raise UsageError("--logprobs: they are part of the JSON object; add --json")
+        raise UsageError("--logprobs: log-probabilities are part of the JSON object; add --json")
     given = prompt_of(*map(options.pop, ("prompt", "prompt_file", "messages", "raw", "system")))
     place = place_of(options)
     import specrt

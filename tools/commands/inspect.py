@@ -11,7 +11,7 @@ import click
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--check", is_flag=True, help="Hash every file again; do engines fit this machine?")
+@click.option("--check", is_flag=True, help="Hash every file again, and check that engines fit this machine.")
 def inspect(bundle: Path, as_json: bool, check: bool) -> None:
     """Show what BUNDLE holds: roles, the I/O table, widths, bytes of weights and KV."""
     from specrt.tools.builds import builds_of, print_builds

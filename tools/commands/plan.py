@@ -32,7 +32,8 @@ FILE = click.Path(path_type=Path)
 def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **options: Any) -> None:
     """Predict memory and speed of TARGET with a draft on a device, from configs alone.
 
-    TARGET and DRAFT are a hub id, a folder with a config.json, that file itself, or a .gguf file; no weight is read.
+    TARGET and DRAFT are a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, a folder with a config.json, that file
+    itself, or a .gguf file; no weight is read.
     """
     from specrt.tools.terminal.progress import quiet_libraries
 

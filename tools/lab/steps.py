@@ -1,11 +1,8 @@
-"""``python -m specrt.tools.lab.steps BUNDLE...``: what a target pass costs by width, and how far from the memory's
-limit.
-
-With ``--device cuda`` or a TensorRT backend the limit is left out; ``specrt.tools.lab.gpu_rounds`` measures rounds.
+"""``python -m specrt.tools.lab.steps BUNDLE...``: the time of a target pass by width, against the memory bound.
 
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
-There is none where a pass is faster, as the machine was busy then, or for weights that may stay in the processor's
+There is no bound where a pass is faster, because the machine was busy, or for weights that may stay in the processor's
 caches.
 """
 
@@ -55,7 +52,7 @@ def main(
     memory = {
         name: memory_bound(manifest_from_bundle(Path(name)).target.bytes_per_pass, min(times.values()), threads)
         for name, times in result.items()
-        if places == {CPU}  # the host's bandwidth says nothing of a GPU
+        if places == {CPU}  # the host's bandwidth does not apply to a GPU
     }
     if as_json:
         bounds = {name: {"bandwidth_bytes_per_s": bandwidth, "ms": ms} for name, (bandwidth, ms) in memory.items()}

@@ -1,1 +1,1 @@
-"""``specrt plan``: a pair's bytes and times from configs and a device's figures."""
+"""``specrt plan``: memory and times of a pair from configs and a device's figures."""

@@ -1,7 +1,7 @@
 """``python -m specrt.tools.plan.calibrate BUNDLE -o device.json``: this machine as a device for ``specrt plan``.
 
 The bandwidth is measured; the peak and the overhead of a node are fitted to T(M) of BUNDLE's target alone. ``--check``
-measures the targets of other bundles too, one after the other, and sets what the plan predicts next to them.
+also measures the targets of other bundles, one after the other, and compares them with the plan's predictions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(
     costs = {path: cost_of_bundle(path) for path in (bundle, *others)}
     chosen = [int(width) for width in widths.split(",")]
     times: dict[str, dict[int, float]] = {}
-    for path in costs:  # alone: next to an idle 7 GB session, SmolLM2's passes took three times as long
+    for path in costs:  # one at a time: with an idle 7 GB session loaded, SmolLM2's passes took three times as long
         times.update(measure_targets([path], chosen, past, repeats, threads))
     bandwidth = _bandwidth({path: (costs[path], times[str(path)]) for path in costs}, threads)
     memory = psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""``specrt plan``: what a pair should take and give on a device, from configs alone."""
+"""``specrt plan``: the predicted memory and speed of a pair on a device, from configs alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_K = KS[-1]
 
 @dataclass(frozen=True)
 class Plan:
-    """A pair on a device. ``acceptance`` is by position; ``draft`` None drafts by n-grams, which costs nothing here."""
+    """A pair on a device. ``acceptance`` is by position; ``draft`` None means n-gram drafts, at no cost."""
 
     device: Device
     target: ModelCost
@@ -41,12 +41,12 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """None where the device's memory is not known."""
+        """Whether the pair fits into the device's memory; None if that is not known."""
         memory = self.device.memory_bytes
         return None if memory is None else self.needed_bytes <= memory
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The plan as ``--json`` prints it."""
         best = self.rounds.best_k(self.acceptance)
         speeds = {k: self.rounds.speedup(self.acceptance, k) for k in KS}
         return {
@@ -77,7 +77,7 @@ def make_plan(
     past: int | None,
     acceptance: Sequence[float],
 ) -> Plan:
-    """The plan of a pair; ``past`` None takes half of the context as filled. Raises ``UsageError``."""
+    """The plan of a pair; ``past`` None assumes that half of the context is filled. Raises ``UsageError``."""
     if not acceptance or not all(0 <= chance <= 1 for chance in acceptance):
         raise UsageError(f"--acceptance: got {list(acceptance)}, expected chances from 0 to 1")
     max_seq_len = target.max_seq_len
@@ -89,10 +89,10 @@ def make_plan(
 
 
 def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[float, ...]:
-    """Acceptance by position of a file that ``specrt align --json`` or ``specrt bench --json`` wrote.
+    """Acceptance by position from a file of ``specrt align --json`` or ``specrt bench --json``.
 
-    Of a bench it is that of the method ``model``, or ``ngram`` for a plan without a draft model; where that one is
-    missing, of the last that drafted. Raises ``UsageError``.
+    From a bench it is that of the method ``model``, or ``ngram`` for a plan without a draft model; if that one is
+    missing, that of the last method that drafted. Raises ``UsageError``.
     """
     wanted = "model" if has_draft_model else "ngram"
     try:
@@ -108,7 +108,7 @@ def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[floa
 
 
 def print_plan(plan: Plan) -> None:
-    """The plan on standard output, with what it assumes."""
+    """Print the plan on standard output, with its assumptions."""
     console = Console(highlight=False, soft_wrap=True)
     checked = f"; {plan.device.checked}" if plan.device.checked else ""
     console.print(f"[bold]{plan.device.name}[/bold] ({plan.device.source}{checked})")
@@ -118,7 +118,7 @@ def print_plan(plan: Plan) -> None:
     shown = ", ".join(f"{chance:.2f}" for chance in plan.acceptance[:8])
     console.print(f"\nplain: {1 / rounds.plain_s:.1f} tokens/s. Acceptance {shown}:")
     if best == 0:
-        console.print("[bold]speculation loses at every K: do not use this draft here[/bold]")
+        console.print("[bold]speculation is slower at every K: do not use this draft here[/bold]")
     else:
         gain = rounds.speedup(plan.acceptance, best)
         tokens = expected_tokens(plan.acceptance, best)
@@ -132,7 +132,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def assumptions(plan: Plan) -> list[str]:
-    """What the figures rest on."""
+    """The assumptions of the figures."""
     device = plan.device
     combined = "the longer of memory and arithmetic" if device.overlaps else "memory and arithmetic one after the other"
     draft = (

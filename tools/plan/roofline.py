@@ -1,7 +1,8 @@
-"""What a pass and a round should take: bytes over bandwidth, operations over peak, and an overhead for each node.
+"""Predicted time of a pass and a round: bytes over bandwidth, operations over peak, and an overhead for each node.
 
-A device whose memory and arithmetic ``overlaps`` (a GPU) takes the longer of the two, else (our CPU kernels at a few
-rows) their sum. Acceptance is a chance by position: the first drafted token, the second if the first was accepted, ...
+On a device that ``overlaps`` memory and arithmetic (a GPU) a pass takes the longer of the two, else (our CPU kernels at
+a few rows) their sum. Acceptance is a probability by position: of the first drafted token, of the second if the first
+was accepted, and so on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from specrt.engines.codec import from_json
 from specrt.engines.errors import UsageError
 from specrt.engines.experts import Experts
 
-# Assumed of the devices of the table, whose figures are the vendors': the share that kernels reach, and what passes
+# Assumptions for the devices of the table, whose figures are the vendors': the share that kernels reach, and the time
 # between two kernels of a CUDA graph.
 TABLE_EFFICIENCY = 0.8
 TABLE_OVERHEAD_US = 2.0
@@ -26,7 +27,7 @@ TABLE_OVERHEAD_US = 2.0
 class Device:
     """``memory_bytes`` None: not known. Bandwidth and peak are those that kernels reach, not the data sheet's.
 
-    ``checked`` says how the figures of ``source`` were compared with it.
+    ``checked`` states how the figures were compared with ``source``.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Device:
 class ModelCost:
     """Sizes of a model on a device. ``bytes_per_pass`` are the weights that a pass of one token reads, KV not counted.
 
-    ``experts`` are those of which a pass of more tokens is expected to read more.
+    ``experts`` are those of which a pass is expected to read more with more tokens.
     """
 
     name: str
@@ -68,11 +69,11 @@ class ModelCost:
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A line of devices.json: a vendor's figures and where they are from.
+    """A line of devices.json: a vendor's figures and their source.
 
     ``dense_tflops`` are tensor peaks without sparsity, by type; fp16 (bf16 is the same) and fp8 with fp32 sums.
-    ``checked`` says whether the figures were found ``quoted`` from the document, follow by ``arithmetic`` from the
-    chip's, or were ``not checked``.
+    ``checked`` states whether the figures are ``quoted`` from the document, follow by ``arithmetic`` from the chip's,
+    or were ``not checked``.
     """
 
     key: str
@@ -146,7 +147,7 @@ def _memory_s(model: ModelCost, device: Device, width: int, past: int) -> float:
 
 
 def expected_tokens(acceptance: Sequence[float], k: int) -> float:
-    """Tokens of a round of K: 1 + a_1 + a_1 a_2 + ... Positions beyond the last known are taken to be like it."""
+    """Tokens of a round of K: 1 + a_1 + a_1 a_2 + ... Positions beyond the last known one are assumed to equal it."""
     total, reached = 1.0, 1.0
     for i in range(k):
         reached *= acceptance[min(i, len(acceptance) - 1)]
@@ -166,11 +167,11 @@ class Rounds:
         return expected_tokens(acceptance, k) * self.plain_s / self.round_s[k]
 
     def best_k(self, acceptance: Sequence[float]) -> int:
-        """The K of most tokens per second; 0 where speculation loses."""
+        """The K with the most tokens per second; 0 where speculation is slower."""
         return max(range(len(self.round_s)), key=lambda k: (self.speedup(acceptance, k), -k))
 
     def break_even(self, k: int) -> float | None:
-        """The acceptance, the same at every position, at which K = k wins nothing; None where 1 does not suffice."""
+        """The acceptance, the same at every position, at which K = k breaks even; None where even 1 is too low."""
         if self.speedup((1.0,), k) < 1:
             return None
         low, high = 0.0, 1.0
@@ -181,14 +182,14 @@ class Rounds:
 
 
 def rounds_of(target: ModelCost, draft: ModelCost | None, device: Device, max_k: int, past: int) -> Rounds:
-    """The times of a pair by the roofline; without a draft model drafting costs nothing."""
+    """The times of a pair by the roofline model; without a draft model drafting costs nothing."""
     step_s = 0.0 if draft is None else pass_s(draft, device, 1, past)
     times = [k * step_s + pass_s(target, device, k + 1, past) for k in range(max_k + 1)]
     return Rounds(times[0], tuple(times))
 
 
 def fit_device(device: Device, model: ModelCost, past: int, pass_ms: dict[int, float]) -> Device:
-    """``device`` with the peak and the overhead a node that explain T(M) of one model; its bandwidth stays.
+    """``device`` with the peak and the overhead per node fitted to T(M) of one model; its bandwidth is kept.
 
     T(M) less bytes over bandwidth is a line in M: its slope is operations over peak, its value at M = 0 the overhead.
     """
@@ -208,5 +209,5 @@ def fit_device(device: Device, model: ModelCost, past: int, pass_ms: dict[int, f
 
 
 def device_text(device: Device) -> str:
-    """What ``find_device`` reads again."""
+    """``device`` as the JSON that ``find_device`` reads."""
     return json.dumps(asdict(device), indent=1) + "\n"

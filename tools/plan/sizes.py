@@ -19,16 +19,16 @@ from specrt.engines.experts import Experts
 from specrt.tools.plan.roofline import ModelCost
 
 PREFILL_CHUNK, DEFAULT_MAX_SEQ_LEN = 512, 2048
-NODES_PER_LAYER, NODES_BESIDE = 12, 10  # of the exported graphs: 340 for 30 layers of llama, 344 for 28 of qwen2
-NODES_OF_EXPERTS = 30  # more in a layer that has some: its router, and what prepares rows for its experts
+NODES_PER_LAYER, OTHER_NODES = 12, 10  # of the exported graphs: 340 for 30 layers of llama, 344 for 28 of qwen2
+NODES_OF_EXPERTS = 30  # more in a layer with experts: its router, and the preparation of rows for its experts
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is to be exported: ``dtype`` of DTYPES, ``quantize`` none, int8, w8a8 or int4.
+    """How a model will be exported: ``dtype`` of DTYPES, ``quantize`` none, int8, w8a8 or int4.
 
-    A model whose own context is shorter than ``max_seq_len`` gets that.
+    A model whose own context is shorter than ``max_seq_len`` keeps its own.
     """
 
     dtype: str
@@ -85,16 +85,16 @@ def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
         kv_bytes_per_token=spec.kv_bytes // spec.capacity,
         scratch_bytes=_scratch_bytes(spec, text, item_bytes),
         flops_per_token=2 * (inner - unread + table),
-        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + NODES_BESIDE + NODES_OF_EXPERTS * len(observation.experts),
+        num_nodes=NODES_PER_LAYER * len(spec.kv_layers) + OTHER_NODES + NODES_OF_EXPERTS * len(observation.experts),
         experts=experts,
     )
 
 
 def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> tuple[Experts | None, int]:
-    """The experts of which a pass reads some, and how many parameters a pass of one token does not read.
+    """The experts of which a pass reads some, and the number of parameters that a pass of one token does not read.
 
-    Next to bf16, which is TensorRT's, a pass reads and computes all of them. Raises ``UsageError`` for what is not
-    exported.
+    With bf16, which only TensorRT has, a pass reads and computes all of them. Raises ``UsageError`` for a combination
+    that is not exported.
     """
     from specrt.exporter.planning import check_experts
 
@@ -113,9 +113,9 @@ def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> 
 
 
 def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
-    """(matmuls, head and table). Integers next to fp32 are ONNX Runtime's, next to fp16 and bf16 TensorRT's.
+    """(of matmuls, of head and table). With fp32 the integer formats are ONNX Runtime's, with fp16 and bf16 TensorRT's.
 
-    Raises ``UsageError`` for what is not stored next to that dtype.
+    Raises ``UsageError`` for a quantization that the dtype does not have.
     """
     from specrt.exporter.quantization import blocks, qdq
 
@@ -130,9 +130,7 @@ def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
 
 
 def _scratch_bytes(spec: ModelSpec, text_config: Any, item_bytes: int) -> int:
-    """Inputs and outputs next to the KV, probabilities of the heads, and activations of one layer of a prefill
-    chunk.
-    """
+    """Inputs and outputs other than the KV, the samplers' probabilities, and one layer's activations of a chunk."""
     kv_names = {tensor.name for tensor in model_contract(spec).inputs if len(tensor.shape) == 4}
     bound = sum(buffer.num_bytes for buffer in plan_buffers(model_contract(spec)) if buffer.name not in kv_names)
     probabilities = 2 * spec.max_rows * spec.vocab_size * ITEM_BYTES["float32"]

@@ -1,4 +1,4 @@
-"""The options of ``generate`` and ``chat``, and their way into ``specrt.runtime.options``; settings for people."""
+"""The options of ``generate`` and ``chat``, their conversion to ``specrt.runtime.options``, and printed settings."""
 
 from __future__ import annotations
 
@@ -88,24 +88,24 @@ def generation_options(command: _Command) -> _Command:
 
 
 def place_options(command: _Command) -> _Command:
-    """Add the options of where a bundle runs to a click command."""
+    """Add the backend and device options to a click command."""
     for option in reversed(_PLACE):
         command = option(command)
     return command
 
 
 def place_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of where a bundle runs out of ``options``: keyword arguments of ``specrt.load``."""
+    """Remove the backend and device options from ``options``; return them as keyword arguments of ``specrt.load``."""
     return {name: options.pop(name) for name in ("backend", "threads", "device", "draft_backend", "draft_device")}
 
 
 def options_from_command(values: dict[str, Any]) -> Options:
-    """What was given, as keyword arguments of ``generate``; what was not is left out."""
+    """The options that were given, as keyword arguments of ``generate``."""
     return cast(Options, {name: value for name, value in values.items() if value is not None})
 
 
 def print_settings(settings: Settings) -> None:
-    """The effective settings and where each came from, on standard error."""
+    """Print the effective settings and their sources on standard error."""
     table = Table(title="effective settings", title_justify="left")
     for heading in ("setting", "value", "from"):
         table.add_column(heading)
@@ -135,14 +135,14 @@ def _list_of_objects(text: str, name: str, expected: str) -> list[dict[str, Any]
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """The prompt of a command line: text, or messages from a file. ``raw``: text is no message, whatever the bundle."""
+    """The prompt of a command line: text, or messages from a file. ``raw``: text is plain text in every bundle."""
 
     content: str | list[dict[str, Any]]
     raw: bool
     system: str | None
 
     def for_bundle(self, entry: TokenizerEntry) -> tuple[str | list[dict[str, Any]], str]:
-        """(the prompt as the runtime takes it, in words what it is). Raises ``UsageError``.
+        """(the prompt for the runtime, a description of it). Raises ``UsageError``.
 
         Text is a user's message where the bundle has a chat template; ``system`` goes before it.
         """
@@ -171,9 +171,9 @@ def kind_of(prompt: str | list[dict[str, Any]]) -> str:
 def prompt_of(
     text: str | None, file: Path | None, messages: Path | None, raw: bool = False, system: str | None = None
 ) -> GivenPrompt:
-    """The prompt that exactly one of the first three gives. Raises ``UsageError``.
+    """The prompt from exactly one of the first three. Raises ``UsageError``.
 
-    A file, and standard input for the text ``-``, are taken without a byte order mark and one final newline.
+    A file, and standard input for the text ``-``, are read without a byte order mark and without one final newline.
     """
     given = [value for value in (text, file, messages) if value is not None]
     if len(given) != 1:

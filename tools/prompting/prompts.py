@@ -1,8 +1,8 @@
-"""The prompts that measurements run on: our own, in ``prompts.jsonl`` next to this file, or the user's.
+"""The prompts of measurements: the built-in ones, in ``prompts.jsonl`` next to this file, or the user's.
 
 A file of JSON lines: ``{"category": "math", "prompt": "..."}``, or ``"messages"`` in place of ``"prompt"``, a list of
-``{"role", "content"}`` that ends with the user's turn. ``"raw": true`` makes of a prompt plain text; without it, it is
-a user's message where the bundle has a chat template.
+``{"role", "content"}`` that ends with the user's turn. ``"raw": true`` makes a prompt plain text; without it, a prompt
+is a user's message where the bundle has a chat template.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from specrt.runtime.text.codec import TextCodec
 from specrt.tools.prompting.textfiles import lines_of, read_text
 
 CODE_PREFIX = "code-"
-NUM_SHORT_LIST = 12  # the first rows of prompts.jsonl, each of another kind: what demo, identity and verify run on
+NUM_SHORT_LIST = 12  # the first rows of prompts.jsonl, each of another category: used by demo, identity and verify
 PER_CATEGORY = 8
-BUCKETS = {"short": 0, "medium": 100, "long": 300}  # the least tokens of each, template included
+BUCKETS = {"short": 0, "medium": 100, "long": 300}  # minimum tokens of each, template included
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A task for an instruct model; ``earlier``: (role, content) turns before it. ``number`` counts in a category.
 
-    ``is_raw``: the text is to be continued as it is, also where there is a chat template.
+    ``is_raw``: the text is continued as plain text, even if there is a chat template.
     """
 
     category: str
@@ -41,7 +41,7 @@ class Prompt:
 
     @property
     def name(self) -> str:
-        """Unique in a set."""
+        """A name that is unique in a set."""
         return self.category if self.number == 1 else f"{self.category} {self.number}"
 
     @property
@@ -50,7 +50,7 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """As chat templates take them."""
+        """The messages for a chat template."""
         turns = (*self.earlier, ("user", self.text))
         return [{"role": role, "content": content} for role, content in turns]
 
@@ -61,14 +61,14 @@ def bucket_of(num_tokens: int) -> str:
 
 
 def load_prompts() -> tuple[Prompt, ...]:
-    """The twelve of the short list, ordered so that the first few differ in kind."""
+    """The twelve prompts of the short list, ordered so that the first few are of different categories."""
     return _shipped()[:NUM_SHORT_LIST]
 
 
 def bench_prompts(per_category: int = PER_CATEGORY, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
     """The first ``per_category`` of each of twelve categories, or of those named.
 
-    Every category's first comes before any category's second. Raises ``UsageError`` for an unknown category.
+    All first prompts come before any second one. Raises ``UsageError`` for an unknown category.
     """
     counts = Counter(prompt.category for prompt in _shipped())
     known = [category for category, count in counts.items() if count == PER_CATEGORY]
@@ -85,7 +85,7 @@ def _shipped() -> tuple[Prompt, ...]:
 
 
 def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
-    """A number takes the first so many, ``code`` those of code, other names their categories; None takes all.
+    """A number N selects the first N, ``code`` those of code, other names their categories; None selects all.
 
     Raises ``UsageError`` for what is none of these.
     """
@@ -103,7 +103,7 @@ def choose_prompts(wanted: str | None = None) -> tuple[Prompt, ...]:
 
 
 def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
-    """Prompts of the user's own: JSON lines in a ``.jsonl`` file (see above), else one prompt a line.
+    """The user's prompts: JSON lines in a ``.jsonl`` file (see above), else one prompt per line.
 
     Raises ``UsageError`` for a file that cannot be read as such, or holds none.
     """
@@ -125,7 +125,7 @@ def prompts_from_file(path: Path) -> tuple[Prompt, ...]:
 
 
 def _prompt(row: dict[str, Any], category: str) -> Prompt:
-    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for a row that is none."""
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for a row that is not a prompt."""
     messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
     turns = [(message["role"], message["content"]) for message in messages]
     if not all(isinstance(text, str) for turn in turns for text in turn) or (turns[-1:] and turns[-1][0] != "user"):
@@ -149,9 +149,9 @@ def _numbered(prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
 def encode_own_or_ours(
     file: Path | None, bundle: Path, manifest: Manifest, max_new_tokens: int, most: int | None = None
 ) -> list[list[int]]:
-    """Token ids of the prompts of the caller's ``file``, or of the first ``most`` of ours that fit into the context.
+    """Token ids of the prompts in ``file``, or of the first ``most`` built-in ones that fit into the context.
 
-    Raises ``UsageError`` for a prompt of the caller's that does not fit, and where none of ours does.
+    Raises ``UsageError`` for a prompt of ``file`` that does not fit, and when no built-in one does.
     """
     if file is not None:
         return encode_prompts(prompts_from_file(file), bundle, manifest, max_new_tokens)
@@ -165,7 +165,7 @@ def encode_own_or_ours(
     if not ids:
         raise UsageError(
             f"max_new_tokens: none of the prompts can be used with {max_new_tokens} new tokens ({reason}); "
-            "ask for fewer, or give prompts of your own"
+            "use fewer, or give your own prompts"
         ) from reason
     return ids[:most]
 
@@ -188,7 +188,7 @@ def encode_prompts(
         if len(ids) + max_new_tokens > spec.max_seq_len:
             raise UsageError(
                 f"prompt {prompt.name}: its {len(ids)} tokens and {max_new_tokens} new ones do not fit into the "
-                f"bundle's context of {spec.max_seq_len}; ask for fewer, or for other prompts"
+                f"bundle's context of {spec.max_seq_len}; use fewer, or other prompts"
             )
         encoded.append(ids)
     return encoded

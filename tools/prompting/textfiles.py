@@ -10,7 +10,7 @@ from typing import Any
 
 from specrt.engines.errors import UsageError
 
-# The longer ones first: UTF-32's little-endian mark begins as UTF-16's does.
+# The longer ones first: UTF-32's little-endian mark starts with UTF-16's.
 _OTHER_MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -46,12 +46,12 @@ def lines_of(text: str) -> list[str]:
 
 
 def without_final_newline(text: str) -> str:
-    """``text`` without the newline that editors put at its end; one only."""
+    """``text`` without one newline at its end, which editors add."""
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
 def parsed_json(text: str, name: str, expected: str) -> Any:
-    """``text`` as JSON. Raises ``UsageError`` that says what was ``expected`` of ``name``."""
+    """``text`` as JSON. Raises ``UsageError`` that states what was ``expected`` in ``name``."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

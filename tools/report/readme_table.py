@@ -1,4 +1,4 @@
-"""``python -m specrt.tools.report.readme_table BENCH.json --write README.md``: its table, from ``specrt bench --json``.
+"""``python -m specrt.tools.report.readme_table BENCH.json --write DOCUMENT.md``: the table of ``specrt bench --json``.
 
 It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``, or those of another ``--mark``; without
 ``--write`` it is printed.
@@ -15,6 +15,7 @@ import click
 from specrt.engines.errors import UsageError
 from specrt.engines.storage.files import write_text_file
 from specrt.tools.bench.tables import with_interval
+from specrt.tools.machine import QUIET_PERCENT
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
 
@@ -25,11 +26,12 @@ def table_of(bench: dict[str, Any]) -> str:
     """Markdown: what was measured where and when, a line for each method, and where speculation loses."""
     settings, machine, scores = bench["settings"], bench["machine"], bench["scores"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    warning = f"; {busy_warning(bench)}" if busy_warning(bench) else ""
     lines = [
         f"{bench['bundle']}, K = {settings['k']}, {len(bench['prompts'])} prompts of "
         f"{len({entry['category'] for entry in bench['prompts']})} kinds, at most {settings['max_new_tokens']} tokens, "
         f"{'greedy' if not settings['temperature'] else 'temperature ' + format(settings['temperature'], 'g')}; "
-        f"{machine['cpu']}, {machine['threads']} threads; {versions}; {bench['created_utc'][:10]}:",
+        f"{machine['cpu']}, {machine['threads']} threads; {versions}; {bench['created_utc'][:10]}{warning}:",
         "",
         "| method | tokens/s | decode only | x eager | x plain | accepted | same ids |",
         "|---|---|---|---|---|---|---|",
@@ -53,6 +55,12 @@ def table_of(bench: dict[str, Any]) -> str:
             kinds = ", ".join(f"{name} {value:.2f}" for name, value in ordered)
             lines += ["", f"{row['method']}, times plain: {_mean(row)}{kinds}."]
     return "\n".join(lines)
+
+
+def busy_warning(bench: dict[str, Any]) -> str | None:
+    """That the figures are unreliable, where other programs kept the machine busy."""
+    busy = max(bench["machine"]["busy_percent_before"], bench["busy_percent_during"])
+    return f"UNRELIABLE: other programs kept the CPU {busy:.0f} % busy" if busy > QUIET_PERCENT else None
 
 
 def _ratio(row: dict[str, Any], name: str) -> str:

@@ -42,7 +42,6 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
 
     text = resources.files("specrt.tools.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
     temperature = bench.settings.temperature
-    headings, rows = _scores_table(bench)
     return (
         Environment(autoescape=True, keep_trailing_newline=True)
         .from_string(text)
@@ -51,8 +50,8 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
             mode=f"temperature {temperature:g}, one seed" if temperature else "greedy",
             answers=answers_text(bench),
             remarks=remarks(bench),
-            headings=headings,
-            scores=rows,
+            speeds=_speeds(bench),
+            latencies=_latencies(bench),
             charts=[chart_svg(bench, name) for name in charts],
             categories=categories_table(bench),
             decode=decode_table(bench),
@@ -62,20 +61,28 @@ def report_html(bench: Bench, charts: Sequence[str]) -> str:
     )
 
 
-def _scores_table(bench: Bench) -> tuple[list[str], list[list[str]]]:
-    """(headings, rows)"""
+Table = tuple[list[str], list[list[str]]]  # headings, rows
+
+
+def _speeds(bench: Bench) -> Table:
     references = list(bench.scores[0].ratio_to)
-    headings = ["method", "tokens/s", "decode", *(f"x {name}" for name in references)]
-    headings += ["first token ms", "gap p50 ms", "gap p95 ms", "accepted", "tokens a round", "peak GB", "same ids"]
+    headings = ["method", "tokens/s", "decode", *(f"x {name}" for name in references), "accepted", "same ids"]
     rows = []
     for row in bench.scores:
         ratios = [ratio_text(row, name) for name in references]
-        gaps = [_figure(row.gap_ms.get(name), 1) for name in ("p50", "p95")]
         rate = "" if row.draft_acceptance_rate is None else f"{row.draft_acceptance_rate:.0%}"
-        tail = [rate, _figure(row.mean_acceptance_length, 2), f"{row.peak_bytes / 1e9:.2f}"]
-        speeds = [f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1)]
         same = f"{row.equal_prompts} of {row.num_prompts}"
-        rows.append([row.method, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, *tail, same])
+        rows.append([row.method, f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1), *ratios, rate, same])
+    return headings, rows
+
+
+def _latencies(bench: Bench) -> Table:
+    headings = ["method", "first token ms", "gap p50 ms", "gap p95 ms", "tokens a round", "peak GB"]
+    rows = []
+    for row in bench.scores:
+        gaps = [_figure(row.gap_ms.get(name), 1) for name in ("p50", "p95")]
+        length, peak = _figure(row.mean_acceptance_length, 2), f"{row.peak_bytes / 1e9:.2f}"
+        rows.append([row.method, f"{row.first_token_ms:.0f}", *gaps, length, peak])
     return headings, rows
 
 

@@ -1,8 +1,8 @@
-"""What an exception means to the user of a command: one line on standard error and an exit code (docs/exit-codes.md).
+"""How a command reports an exception: one line on standard error and an exit code (docs/exit-codes.md).
 
-Errors of the tree are raised where they happen. What is not caught there is sorted here, by the system's number of the
-error where it has one; an exception of any other kind is a fault of specrt and is reported as such.
-``SPECRT_DEBUG=1`` shows the traceback of everything that is sorted here.
+Errors of the tree are raised where they happen. Other exceptions are classified here, by their errno where they have
+one; an exception of any other kind is a fault of specrt and is reported as such. ``SPECRT_DEBUG=1`` shows the traceback
+of every exception that is reported here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STOPPED = {
 
 
 class Stopped(BaseException):
-    """A signal asks the process to end; ``exit_code`` is 128 and the signal's number."""
+    """A signal that ends the process; ``exit_code`` is 128 plus the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -48,11 +48,11 @@ class Stopped(BaseException):
 
 
 class ReaderLeft(Exception):
-    """The pipe that standard output leads to is closed."""
+    """The reader of the pipe on standard output has closed it."""
 
 
 class OneLine:
-    """Mixed into a click command or group: it ends in one line and a documented exit code, never in a traceback."""
+    """Mixin for click commands and groups: errors end in one line and a documented exit code, never in a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -73,7 +73,7 @@ class OneLine:
 
 @contextmanager
 def _before_click() -> Iterator[None]:
-    """Take a closed pipe and Ctrl-C out of click's hands: it ends with 1 for the one, and adds a line for the other."""
+    """Handle a closed pipe and Ctrl-C before click, which exits with 1 for the one and adds a line for the other."""
     try:
         yield
     except BrokenPipeError as error:
@@ -83,7 +83,7 @@ def _before_click() -> Iterator[None]:
             click.echo(err=True)  # the terminal shows ^C at the end of its line
         raise Stopped(signal.SIGINT) from error
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # rich ends with 1 as well
+        if isinstance(error.__context__, BrokenPipeError):  # rich would exit with 1 too
             raise ReaderLeft from error
         raise
 
@@ -103,7 +103,7 @@ def report(error: BaseException) -> int:
 
 
 def outcome_of(error: BaseException) -> tuple[str, int]:
-    """(line, exit code). The line is empty where the reader of the output went away: it wants no message."""
+    """(line, exit code). The line is empty when the reader of the output has closed it, which is no failure."""
     if isinstance(error, ReaderLeft | BrokenPipeError):
         return "", 0
     if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -117,7 +117,7 @@ def outcome_of(error: BaseException) -> tuple[str, int]:
 def _sorted(error: BaseException) -> tuple[str, int]:
     number = errno_of(error)
     if isinstance(error, SpecrtError):
-        # "cannot be read" or "cannot be traced", but for want of memory or disk
+        # "cannot be read" or "cannot be traced", for lack of memory or disk
         return str(error), ResourceError.exit_code if number in EXHAUSTED else error.exit_code
     if isinstance(error, click.ClickException):
         has_help = isinstance(error, click.UsageError) and error.ctx is not None
@@ -126,7 +126,7 @@ def _sorted(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and number is not None:
         return _system_error(error, number)
     if number in EXHAUSTED:
-        return f"{os.strerror(number or 0)}; free some, or ask for less ({reason_of(error)})", ResourceError.exit_code
+        return f"{os.strerror(number or 0)}; free some, or use less ({reason_of(error)})", ResourceError.exit_code
     if isinstance(error, ModuleNotFoundError):
         extra = "specrt[serve]" if error.name in _SERVE else "specrt[export] or specrt[bench]"
         text = f"{error.name} is not installed and this command needs it; install {extra}"
@@ -142,7 +142,7 @@ def _sorted(error: BaseException) -> tuple[str, int]:
 
 
 def _system_error(error: OSError, number: int) -> tuple[str, int]:
-    """Of a place that cannot be used, or of a wrong path."""
+    """(line, exit code) of a location that cannot be used, or of a wrong path."""
     place = "the working directory" if error.filename is None and _has_no_folder() else error.filename
     named = f"{os.fsdecode(place)}: " if isinstance(place, str | bytes) else ""
     if number in UNUSABLE or place == STDOUT or "temporary directory" in str(error):

@@ -1,4 +1,4 @@
-"""Where a command writes, as types of click's options: checked while the command line is parsed, before any work."""
+"""Option types of click for output paths, checked while the command line is parsed, before any work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specrt.engines.storage.files import check_writable
 
 
 class OutputFolder(click.Path):
-    """A folder to make. Whether that is possible is for the command to try (``specrt.exporter.bundle``)."""
+    """A folder to create. The command checks whether that is possible (``specrt.exporter.bundle``)."""
 
     name = "path"
 

@@ -1,6 +1,6 @@
-"""A command as a process of its own: streams that cannot fail in a traceback, a home, signals, the exit code.
+"""The process of a command: streams that never fail with a traceback, a home folder, signals, and the exit code.
 
-Imports little, so that Ctrl-C is answered in one line while the rest is imported.
+Imports little, so that Ctrl-C is reported in one line while the rest is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESTARTING = frozenset({"generate", "chat", "serve", "verify", "tune", "align"}
 
 
 def run_specrt() -> NoReturn:
-    """The entry point of ``specrt``. Generation starts over once, so that its weights are on huge pages."""
+    """The entry point of ``specrt``. Generation restarts once, so that its weights are on huge pages."""
     run_process(_load_specrt, restarts=sys.argv[1:2] != [] and sys.argv[1] in _RESTARTING)
 
 
@@ -33,14 +33,14 @@ def _load_specrt() -> Callable[[], object]:
 def run_process(load: Callable[[], Callable[[], object]], restarts: bool = False) -> NoReturn:
     """Import by ``load`` and run what it returns; end the process with its exit code.
 
-    ``restarts``: start over once, so that weights are on huge pages (``specrt.tools.terminal.hugepages``).
+    ``restarts``: restart once, so that weights are on huge pages (``specrt.tools.terminal.hugepages``).
     """
     if restarts:
         restart_with_huge_pages()
     code = _exit_code(lambda: _run(load))
     code = code or _exit_code(flush_streams)
     give_up_streams()
-    for name in ("SIGINT", *_STOPPING):  # nothing is left that a signal could leave half done
+    for name in ("SIGINT", *_STOPPING):  # nothing is left that a signal could interrupt
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     sys.exit(code)

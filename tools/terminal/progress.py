@@ -1,4 +1,4 @@
-"""Progress on a terminal, by rich."""
+"""Progress on a terminal, with rich."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specrt.engines.progress import Progress
 def quiet_libraries() -> None:
     """Keep torch and transformers from printing over the progress display. Call before importing them.
 
-    Raises ``UsageError`` in a working directory that was removed: torch's MKL ends the process there.
+    Raises ``UsageError`` in a working directory that was removed, where torch's MKL would end the process.
     """
     try:
         os.getcwd()

@@ -1,8 +1,8 @@
-"""Standard output and standard error of a command: they can always encode, and their failures have a name.
+"""Standard output and standard error of a command, which can encode any text and whose failures name the stream.
 
-What the encoding lacks is written as an escape (``\\u4f60``). A standard output that fails (a full disk, a closed
-descriptor) raises an ``OSError`` that names it; a standard error that fails is given up in silence, since nothing is
-left to report it on.
+Characters that the encoding lacks are written as escapes (``\\u4f60``). A standard output that fails (a full disk, a
+closed descriptor) raises an ``OSError`` that names it. A standard error that fails is ignored, since there is nowhere
+left to report it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STDIN, STDOUT, STDERR = "standard input", "standard output", "standard error"
 class Output:
     """A text stream in place of ``sys.stdout`` or ``sys.stderr``.
 
-    It has no ``buffer``, as click would write UTF-8 there where the encoding is ASCII.
+    It has no ``buffer``: click would write UTF-8 to it where the encoding is ASCII.
     """
 
     def __init__(self, stream: TextIO, name: str, is_needed: bool) -> None:
@@ -40,13 +40,13 @@ class Output:
         self._try(self._stream.flush)
 
     def give_up(self) -> None:
-        """Raise nothing from now on: the process ends, and a failure was reported."""
+        """Raise nothing from now on: the process is ending, and a failure was already reported."""
         self._is_needed = False
         with suppress(OSError):
             self.flush()
 
     def _try(self, action: Callable[..., object], *arguments: str) -> None:
-        """Do it, or raise what failed once, again and again: a caller may ignore an error, but not all of them."""
+        """Call ``action``. After a failure, raise it at every call, since a caller may ignore one error."""
         if self._failure is None:
             try:
                 action(*arguments)
@@ -57,7 +57,7 @@ class Output:
             raise self._failure
 
     def _lead_nowhere(self) -> None:
-        """What is still buffered goes nowhere, so that the interpreter's last flush succeeds."""
+        """Discard what is still buffered, so that the interpreter's last flush succeeds."""
         with suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -70,7 +70,7 @@ class Output:
 
 
 def protect_streams() -> None:
-    """Put ``Output`` in place of both streams, and something that fails by itself in place of closed descriptors."""
+    """Replace both streams by ``Output``, and closed descriptors by ones that fail when used."""
     _open_closed()
     sys.stdout = cast(TextIO, Output(sys.stdout, STDOUT, is_needed=True))
     sys.stderr = cast(TextIO, Output(sys.stderr, STDERR, is_needed=False))
@@ -83,7 +83,7 @@ def flush_streams() -> None:
 
 
 def give_up_streams() -> None:
-    """The last act of a process: what cannot be written now is lost in silence."""
+    """Flush at the end of the process; what cannot be written is discarded silently."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Output):
             stream.give_up()
@@ -100,9 +100,9 @@ def json_text(data: Any) -> str:
 
 
 def _open_closed() -> None:
-    """Open the null device on descriptors 0 to 2 that are closed, or the next file opened would get their number.
+    """Open the null device on closed descriptors 0 to 2, since the next file opened would get their number.
 
-    It is opened the wrong way round for input and output, so that using them is an error.
+    It is opened for writing as input and for reading as output, so that using them is an error.
     """
     flags = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
     for number, (name, flag) in enumerate(zip(("stdin", "stdout", "stderr"), flags, strict=True)):

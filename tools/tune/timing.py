@@ -1,7 +1,7 @@
-"""Timed passes, with what is decided after them: one room for all who ask what passes cost.
+"""Timed passes, including what follows each pass, for all measurements of pass times.
 
-A target's pass verifies: it runs, its greedy sampler verifies, and the verdict is on the host. A draft's pass ends when
-its next token is on the host. Cases take turns, so that a slow moment of the machine meets all of them.
+A target's pass includes verification: it ends when the result of the greedy sampler is on the host. A draft's pass ends
+when its next token is on the host. Cases take turns, so that a slow moment of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def medians_ms(cases: Mapping[Case, Callable[[], object]], repeats: int) -> dict
 
 
 def verifying(target: Target, past: int, widths: Iterable[int]) -> dict[int, Callable[[], object]]:
-    """By width: verify so many tokens after ``past`` cached ones, which are read now; gives the verdict."""
+    """By width: a function that verifies that number of tokens after ``past`` cached ones, which are read now."""
     committed = [FILLER] * (past + 1)
     target.model.rollback(0)
     target.model.prefill(committed[:-1])
@@ -50,7 +50,7 @@ def verifying(target: Target, past: int, widths: Iterable[int]) -> dict[int, Cal
 
 
 def time_target(runtime: Runtime, past: int, repeats: int) -> dict[int, float]:
-    """Median ms of verifying 1 ... K + 1 tokens after ``past`` cached ones, or as many as the context has room for."""
+    """Median ms of verifying 1 ... K + 1 tokens after ``past`` cached ones, or up to the context's length."""
     slot = runtime.open_slot("none")
     room = _room(runtime, past)
     target, _ = runtime.begin(slot, [FILLER] * (room + 1), Settings())
@@ -61,7 +61,7 @@ def time_target(runtime: Runtime, past: int, repeats: int) -> dict[int, float]:
 
 
 def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] = (1,)) -> dict[int, float]:
-    """By tokens that the draft model is fed: median ms until its next one is there. Empty without a draft model."""
+    """Median ms until the draft model's next token, by the number of tokens it is fed. Empty without a draft model."""
     if runtime.manifest.draft.kind == "ngram":
         return {}
     slot = runtime.open_slot("model")
@@ -74,7 +74,7 @@ def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] 
     def draft(width: int) -> None:
         model.rollback(len(committed) - width)
         drafter.propose(committed, 1)
-        model.read()  # on a device the token comes late: wait for it
+        model.read()  # on a device the token is computed asynchronously: wait for it
 
     found = medians_ms({w: partial(draft, w) for w in widths if w < len(committed)}, repeats)
     slot.close()
@@ -82,7 +82,7 @@ def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] 
 
 
 def time_passes(runtime: Runtime, past: int = 100, repeats: int = 7) -> tuple[list[float], float]:
-    """(ms of verifying 1 ... K + 1 tokens, ms of a drafted token): the latter 0 where drafts need no model."""
+    """(ms of verifying 1 ... K + 1 tokens, ms of a drafted token): the latter is 0 where drafts need no model."""
     target_ms = time_target(runtime, past, repeats)
     return [target_ms[width] for width in sorted(target_ms)], time_draft(runtime, past, repeats).get(1, 0.0)
 
@@ -92,7 +92,7 @@ def _room(runtime: Runtime, past: int) -> int:
 
 
 def open_target(bundle: Path, threads: int, backend: str | None = None, device: str | None = None) -> Target:
-    """The target of a bundle on a slot of its own, verified greedily."""
+    """The target of a bundle on a new slot, with greedy verification."""
     manifest = manifest_from_bundle(bundle)
     opened, entry = open_backend(bundle, manifest, backend, device, threads), manifest.target
     engines = sampler_engines(opened, entry, entry.spec.max_rows, entry.spec.vocab_size)

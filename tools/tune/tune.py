@@ -1,7 +1,7 @@
-"""``specrt tune``: what passes cost here and what drafts are worth on given prompts, kept next to the bundle.
+"""``specrt tune``: the times of passes on this machine and the acceptance on given prompts, stored next to the bundle.
 
 Times are medians of passes that take turns. Acceptance is that of greedy decoding: the target's text is generated once,
-with the bundle's draft model; what an n-gram lookup would have drafted at each of its tokens is known from the text.
+with the bundle's draft model; what an n-gram lookup would draft at each of its tokens follows from the text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from specrt.tools.tune.timing import time_draft, time_target
 PAST = 128  # cached tokens before a measured pass
 REPEATS = 5
 DRAFT_WIDTHS = (1, 2, 4, 8, 16, 64)
-_PRIOR_WEIGHT = 2.0  # of what is assumed, in an acceptance rate that few rounds reached
+_PRIOR_WEIGHT = 2.0  # rounds that the assumed acceptance rate counts as
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Count:
             self.accepted[position] += position < num_accepted
 
     def rates(self, assumed: float) -> tuple[float, ...]:
-        """P(accepted | those before were) by position; positions seldom verified lean on the mean of all."""
+        """P(accepted | those before were) by position; positions with few rounds are shrunk towards the mean of all."""
         total = (sum(self.accepted) + _PRIOR_WEIGHT * assumed) / (sum(self.verified) + _PRIOR_WEIGHT)
         return tuple(
             round((hits + _PRIOR_WEIGHT * total) / (verified + _PRIOR_WEIGHT), 4)
@@ -60,7 +60,7 @@ class Count:
 
 
 def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens: int) -> Tuning:
-    """Measure, store next to the bundle, and return it. Raises ``ResourceError`` where that cannot be written."""
+    """Measure, store the tuning next to the bundle, and return it. Raises ``ResourceError`` if it cannot be written."""
     path = tuning_path(bundle)
     check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
@@ -85,7 +85,7 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
 def _acceptance(
     runtime: Runtime, prompts: Sequence[Sequence[int]], max_new_tokens: int, progress: Progress
 ) -> dict[str, tuple[float, ...]]:
-    """By source, from the target's greedy text after each prompt."""
+    """Acceptance by source, from the target's greedy text after each prompt."""
     k = runtime.manifest.num_speculative_tokens
     counts = {source: Count([0] * k, [0] * k) for source in ASSUMED}
     has_model = runtime.manifest.draft.kind != "ngram"
@@ -104,7 +104,7 @@ def _acceptance(
 
 
 def _count_lookups(tokens: Sequence[int], num_prompt: int, k: int, counts: Mapping[str, Count]) -> None:
-    """What a lookup drafts after each token of the text, and how much of it the text goes on with."""
+    """Count what a lookup drafts after each token of the text, and how much of it the text continues with."""
     drafter = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1])
     for place in range(num_prompt + 1, len(tokens)):
         found = look_up(drafter, tokens, place, k)
@@ -113,7 +113,7 @@ def _count_lookups(tokens: Sequence[int], num_prompt: int, k: int, counts: Mappi
 
 
 def print_tuning(bundle: Path, tuning: Tuning) -> None:
-    """The times, and by source the K that gives most tokens a second, on standard output."""
+    """Print the times, and for each source the K with the most tokens per second, on standard output."""
     console = Console(highlight=False)
     target = {int(width): ms for width, ms in tuning.target_ms.items()}
     passes = ", ".join(f"{width}: {ms:.1f}" for width, ms in target.items())
@@ -122,7 +122,7 @@ def print_tuning(bundle: Path, tuning: Tuning) -> None:
         passes = ", ".join(f"{width}: {ms:.1f}" for width, ms in tuning.draft_ms.items())
         console.print(f"draft, ms by tokens it is fed: {passes}", markup=False)
     table = Table()
-    for heading in ("source", "acceptance by position", "best K", "tokens a round", "tokens/s", "against plain"):
+    for heading in ("source", "acceptance by position", "best K", "tokens per round", "tokens/s", "against plain"):
         table.add_column(heading, justify="left" if heading.startswith(("source", "acc")) else "right")
     plain = 1e3 / target[1]
     table.add_row("plain", "", "0", "1.00", f"{plain:.1f}", "1.00x")
@@ -136,8 +136,8 @@ def print_tuning(bundle: Path, tuning: Tuning) -> None:
         table.add_row(source, shown, str(best), f"{tokens[best]:.2f}", f"{speed[best]:.1f}", f"{ratio:.2f}x")
     console.print(table)
     console.print(
-        "ngram-N: a suffix of N or more tokens occurs earlier in the text. Where nothing pays, decoding is plain.\n"
-        f"kept in {tuning_path(bundle)}: generate and chat choose K by it, round by round",
+        "ngram-N: a suffix of N or more tokens occurs earlier in the text. Where no K pays off, decoding is plain.\n"
+        f"stored in {tuning_path(bundle)}: generate and chat choose K by it each round",
         markup=False,
         soft_wrap=True,
     )

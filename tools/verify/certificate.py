@@ -1,4 +1,4 @@
-"""``specrt verify``: checks of a bundle on this machine, without torch, and the certificate of what was found."""
+"""``specrt verify``: checks of a bundle on this machine, without torch, and a certificate of the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_PROMPTS = 4
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was checked, where, and what came out.
+    """The checks, the machine and backend, and the results.
 
     ``sources_compared`` are the models (``target``, ``draft``) whose files were compared with what was exported.
     """
@@ -127,7 +127,7 @@ def _outcome(found: Sequence[Check]) -> str:
 
 
 def print_certificate(certificate: Certificate) -> None:
-    """The checks as a table on standard output."""
+    """Print the checks as a table on standard output."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{certificate.bundle}: target {certificate.target}, draft {certificate.draft}", markup=False)
     console.print(f"{certificate.machine}; specrt {certificate.specrt_version}, {certificate.backend}", markup=False)

@@ -21,14 +21,14 @@ from specrt.runtime.slots import Slot, SlotModel
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
 
-POISON = 1e4  # finite: what is masked must not count; a NaN would spread through 0 * NaN
+POISON = 1e4  # finite: masked values must not count, but 0 * NaN would spread
 TEMPERATURES = (0.7, 1.0)
-NEAR_TIE = 4  # a fork's top-2 margin over what rows were seen to change: two logits, each by twice that
+NEAR_TIE = 4  # the largest top-2 margin of a fork, in units of ``row_error``: two logits may each change by twice that
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the certificate. ``figures`` hold the numbers behind ``found``."""
+    """One line of the certificate. ``figures`` are the numbers behind ``found``."""
 
     name: str
     what: str
@@ -39,9 +39,9 @@ class Check:
 
 @dataclass
 class Subject:
-    """The open bundle, and what to check it with. ``prompts`` are token ids.
+    """The open bundle, and the prompts (token ids) and settings of its checks.
 
-    ``row_error`` is filled by ``check_rows``: how far the target's logits differ between passes of one row and several.
+    ``row_error`` is set by ``check_rows``: the difference of the target's logits between passes of one row and several.
     """
 
     bundle: Path
@@ -69,14 +69,14 @@ class Subject:
 
 
 def role_of(slot: Slot, role: str) -> SlotModel:
-    """The target or the draft of a slot that has both."""
+    """The target or the draft model of a slot that has both."""
     model = slot.target if role == "target" else slot.draft
     assert model is not None
     return model
 
 
 def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
-    """Logits [N, V] f32 over ``ids`` in passes of ``width`` tokens on a growing cache; the cache is emptied before."""
+    """Logits [N, V] f32 over ``ids`` in passes of ``width`` tokens on a growing cache, which is emptied first."""
     model.rollback(0)
     rows = []
     for start in range(0, len(ids), width):
@@ -87,7 +87,7 @@ def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
 
 
 def check_reference(subject: Subject) -> list[Check]:
-    """Each model's graph against the torch model's logits that were stored at export."""
+    """Compare each model's graph with the torch model's logits that were stored at export."""
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
@@ -110,7 +110,7 @@ def check_reference(subject: Subject) -> list[Check]:
 
 
 def check_rows(subject: Subject) -> list[Check]:
-    """Passes of several rows against passes of one row."""
+    """Compare passes of several rows with passes of one row."""
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
@@ -136,7 +136,7 @@ def check_rows(subject: Subject) -> list[Check]:
 
 
 def check_bits(subject: Subject) -> list[Check]:
-    """The property that ``reproducible`` rests on: passes of two rows or more agree to the last bit."""
+    """The property that ``reproducible`` needs: passes of two or more rows agree to the last bit."""
     slot = subject.runtime.open_slot("none")
     model, spec = slot.target.model, subject.runtime.manifest.target.spec
     model.min_width = 2
@@ -144,7 +144,7 @@ def check_bits(subject: Subject) -> list[Check]:
     widths = sorted({1, min(3, spec.max_rows), spec.max_rows})  # 1 is run as 2
     expected = logits_of(model, ids, 2)
     differing = [width for width in widths if not np.array_equal(logits_of(model, ids, width), expected)]
-    for width in (len(ids), len(ids) // 2 + 1):  # as a prompt is: only the last row has logits
+    for width in (len(ids), len(ids) // 2 + 1):  # like a prompt: only the last row has logits
         model.rollback(0)
         for start in range(0, len(ids), width):
             model.feed(ids[start : start + width], 1)
@@ -158,7 +158,7 @@ def check_bits(subject: Subject) -> list[Check]:
 
 
 def check_greedy(subject: Subject) -> list[Check]:
-    """Greedy ids of each draft and K against plain decoding; a fork passes only at a near-tie."""
+    """Compare the greedy ids of each draft and K with plain decoding; a fork passes only at a near-tie."""
     plain, by_way = _all_ids(subject)
     found = []
     for (draft, k), got in by_way.items():
@@ -177,7 +177,7 @@ def check_greedy(subject: Subject) -> list[Check]:
 
 
 def check_self_draft(subject: Subject) -> list[Check]:
-    """The target as its own draft must accept everything: a draft's cache that is off by one shows only here."""
+    """The target as its own draft must accept every token. Only this finds a draft cache that is off by one."""
     slot = subject.runtime.open_slot("self")
     drafted = accepted = 0
     settings = Settings(subject.max_new_tokens, subject.k, "model", reproducible=True)
@@ -215,7 +215,7 @@ def check_seeds(subject: Subject) -> list[Check]:
 
 
 def check_caches(subject: Subject) -> list[Check]:
-    """After rounds with every stale slot poisoned, the caches answer as ones that were filled afresh."""
+    """Compare caches after rounds, with every stale slot poisoned, with newly filled ones."""
     has_model = subject.runtime.manifest.draft.kind != "ngram"
     slot, fresh = (subject.runtime.open_slot("model" if has_model else "none") for _ in range(2))
     draft = "model" if has_model else "ngram"
@@ -249,7 +249,7 @@ def check_caches(subject: Subject) -> list[Check]:
 
 
 def _poison(slot: Slot) -> None:
-    """Overwrite every KV slot that holds nothing committed."""
+    """Overwrite every KV slot after the committed ones."""
     for part in (slot.target, slot.draft):
         if part is not None:
             for (layer, _), name in product(enumerate(part.model.spec.kv_layers), ("key", "value")):
@@ -272,7 +272,7 @@ def _all_ids(
 
 
 def _forks(subject: Subject, plain: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Where ids differ, and by how much the target preferred its own there."""
+    """Where ids differ, and the margin by which the target prefers its own id there."""
     forks = []
     for index, (prompt, expected, ids) in enumerate(zip(subject.prompts, plain, got, strict=True)):
         if difference := first_difference(str(index), expected, ids):

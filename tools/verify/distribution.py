@@ -1,8 +1,8 @@
 """The statistical check of ``specrt verify``: first tokens of many rounds follow the target's own distribution.
 
-The rounds run on the bundle's own samplers, with logits of its own models; only the passes of the models are done once
-and kept. Controls with a fault built in go through the same test, and it must reject them: a test that cannot fail
-shows nothing.
+The rounds run on the bundle's own samplers, with logits of its own models; only the passes of the models are run once
+and reused. Controls with a deliberate fault go through the same test, which must reject them. A test that cannot fail
+would prove nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED = 29
 
 
 def p_value(counts: Array, probs: Array) -> float:
-    """Of a chi-square test of ``counts`` [V] against ``probs`` [V]; expected counts below 5 are pooled.
+    """The p-value of a chi-square test of ``counts`` [V] against ``probs`` [V]; expected counts below 5 are pooled.
 
     By the cube-root approximation of Wilson and Hilferty (1931). An id of probability 0 that was drawn gives 0.
     """
@@ -54,7 +54,7 @@ def p_value(counts: Array, probs: Array) -> float:
 class Rounds:
     """Rounds of ``k`` = 1 or 2 after one prefix: p and q of the first position, and of the second by first id.
 
-    [V] f32 each. Of a third row, which the first token does not depend on, the second one's p is used.
+    [V] f32 each. For a third row, on which the first token does not depend, the second one's p is used.
     """
 
     slot: Slot
@@ -67,12 +67,12 @@ class Rounds:
 
     @cached_property
     def distance(self) -> float:
-        """The total variation between p and q: what a rule has to fix."""
+        """The total variation between p and q, which verification has to correct."""
         return _variation(self.p, self.q)
 
     @cached_property
     def controls(self) -> dict[str, tuple[Array, Array]]:
-        """What the sampler is given as p and q, by the fault that this is."""
+        """The p and q given to the sampler, by the name of the fault."""
         return {
             "no verification": (self.q, self.q),
             "a row off by one": (self.p_after[int(self.q.argmax())], self.q),
@@ -105,7 +105,7 @@ class Rounds:
         return _variation(self.p, self.distribution(self.p, q))
 
     def enough_draws(self, num_draws: int) -> int:
-        """``num_draws``, or so many that each control is rejected almost surely (noncentrality 4 n TV^2 >= 100)."""
+        """``num_draws``, or the number that almost surely rejects each control (noncentrality 4 n TV^2 >= 100)."""
         return min(MAX_DRAWS, max(num_draws, math.ceil(25 / self.sensitivity**2)))
 
     def first_tokens(self, num_draws: int, given: tuple[Array, Array] | None = None) -> Array:
@@ -142,7 +142,7 @@ def check_first_tokens(subject: Subject) -> list[Check]:
     """``block`` against the target's distribution; three controls that must be rejected."""
     has_draft = subject.runtime.manifest.draft.kind == "model"
     slot = subject.runtime.open_slot("model" if has_draft else "none")
-    rounds = _most_telling(subject, slot)
+    rounds = _most_sensitive(subject, slot)
     num_draws = rounds.enough_draws(subject.num_draws)
     drafts = f"a stand-in draft (the target at T = {HOT:g})" if rounds.is_stand_in else "the draft"
     value = p_value(rounds.first_tokens(num_draws), rounds.p)
@@ -171,10 +171,10 @@ def check_first_tokens(subject: Subject) -> list[Check]:
     return found
 
 
-def _most_telling(subject: Subject, slot: Slot) -> Rounds:
-    """Of the prompts, the one whose p and q show faults best: with the bundle's draft, or else with the stand-in.
+def _most_sensitive(subject: Subject, slot: Slot) -> Rounds:
+    """Rounds of the prompt that shows faults most clearly, with the bundle's draft or else with the stand-in.
 
-    Where draft and target agree fully, or in nothing, no fault could be seen.
+    Where draft and target agree completely, or not at all, no fault could be detected.
     """
 
     def best(is_stand_in: bool) -> Rounds:

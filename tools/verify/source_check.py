@@ -1,7 +1,7 @@
-"""``specrt verify --source``: whether a bundle was made from the weights that a model's files hold now.
+"""``specrt verify --source``: whether a bundle was exported from the weights that a model's files hold now.
 
-The fingerprint is computed again from the files, without loading a model, and compared with the one that the export
-recorded after it had compared every loaded tensor with its file. Reading model files needs the ``export`` extra.
+The fingerprint is computed again from the files, without loading a model, and compared with the one that was recorded
+at export, after every loaded tensor had been compared with its file. Reading model files needs the ``export`` extra.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_COMPARED = "the weights were not compared with the model's files; --source T
 def check_sources(manifest: Manifest, source: str | None, draft_source: str | None, progress: Progress) -> list[Check]:
     """One check for each source that is given: a hub id, a folder or a .gguf file, of the target and of the draft.
 
-    Raises ``UsageError`` for a draft that is no model of its own, or when the ``export`` extra is not installed, and
+    Raises ``UsageError`` for a draft that is not a separate model, or when the ``export`` extra is not installed, and
     ``SourceError`` when the files cannot be read.
     """
     check_usage(manifest, source, draft_source)
@@ -36,7 +36,7 @@ def check_sources(manifest: Manifest, source: str | None, draft_source: str | No
 
 
 def check_usage(manifest: Manifest, source: str | None, draft_source: str | None) -> None:
-    """Refuse what cannot be compared, before minutes are spent on other checks. Raises ``UsageError``."""
+    """Raise ``UsageError`` for sources that cannot be compared, before minutes are spent on other checks."""
     if draft_source is not None and manifest.draft.model is None:
         raise UsageError(f"--draft-source {draft_source}: draft {manifest.draft.kind} is no model; leave it out")
     if (source, draft_source) != (None, None):
@@ -46,7 +46,7 @@ def check_usage(manifest: Manifest, source: str | None, draft_source: str | None
 
 
 def roles_compared(checks: Iterable[Check]) -> tuple[str, ...]:
-    """The models whose files were compared, of all ``checks`` of a certificate."""
+    """The roles of the models whose files were compared in ``checks``."""
     return tuple(check.name.removeprefix(SOURCE_CHECK) for check in checks if check.name.startswith(SOURCE_CHECK))
 
 

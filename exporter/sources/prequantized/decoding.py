@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specrt.engines.errors import SourceError
+from specrt.engines.errors import SourceError, one_line
 from specrt.exporter.sources.checkpoint import Checkpoint
 
 WEIGHT = "weight"
@@ -47,7 +47,7 @@ class DecodedCheckpoint:
         for module, found in self._quantized.items():
             if missing := [part for part in form.parts if part not in found]:
                 raise SourceError(
-                    f"{module}.{missing[0]} is missing next to {module}.{found[0]}: a {form.name} weight is made of "
+                    f"{module}.{missing[0]} is missing, got {module}.{found[0]}: a {form.name} weight is made of "
                     f"{', '.join(form.parts)}; download the model again, or export the one that it was made from"
                 )
         if not self._quantized:
@@ -67,7 +67,7 @@ class DecodedCheckpoint:
         try:
             weight = self._form.decode(module, parts)
         except (ValueError, IndexError, RuntimeError, KeyError, TypeError) as error:  # what damaged parts can raise
-            line = " ".join(str(error).split())[:200]
+            line = one_line(error)
             raise SourceError(f"{module}: not a whole {self._form.name} weight ({line}); download it again") from error
         if not torch.isfinite(weight).all():
             raise SourceError(f"{module}: its {self._form.name} weight is not finite; the file is damaged")

@@ -82,7 +82,7 @@ def outcome(simulated: SimulatedGpu, way: str) -> Any:
         return type(error)
 
 
-def test_what_a_late_draft_took_is_told_by_the_device(simulated: SimulatedGpu) -> None:
+def test_what_a_late_draft_took_is_measured_by_the_device(simulated: SimulatedGpu) -> None:
     """The controller learns of both models, though the host never waits for the draft."""
     with simulated.open() as runtime:
         result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True)

@@ -137,7 +137,7 @@ class Drafted:
         return {PROBS: self.p, DRAFT_PROBS: draft_probs, UNIFORMS: uniforms, **given}
 
 
-def judged(outputs: Outputs) -> tuple[int, int]:
+def verified(outputs: Outputs) -> tuple[int, int]:
     """Accepted n and the next token, which every row holds."""
     (accepted,), (token,) = outputs[NUM_ACCEPTED], np.unique(outputs[TOKENS])
     return int(accepted), int(token)

@@ -150,7 +150,7 @@ def test_the_filters_together_are_the_oracle_s(
 
 
 @pytest.mark.parametrize("vocab_size", [1500, 2053])
-def test_rows_that_end_at_each_of_the_filters_are_judged_together(vocab_size: int) -> None:
+def test_rows_that_end_at_each_of_the_filters_are_filtered_together(vocab_size: int) -> None:
     rng, limits = np.random.default_rng(5), Limits(top_p=0.95)
     logits = rng.normal(size=(6, vocab_size)) * np.array([[0.1], [2], [5], [0.1], [2], [5]])
     first, second, last = staged(logits.astype(np.float32), (vocab_size, vocab_size), limits)

@@ -1,4 +1,4 @@
-"""The samplers that judge drafted ids decide as their oracles do, to the bit where arithmetic is exact."""
+"""The samplers that verify drafted ids decide as their references do, to the bit where arithmetic is exact."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.exporter.samplers.samplers_on_ort import (
     dyadic,
     fed,
     halving,
-    judged,
     sampler,
     seeds,
+    verified,
 )
 
 NEAR_EDGE = 1e-5
@@ -73,7 +73,7 @@ def drafted_case(seed: int, vocab_size: int, kinds: list[str], on_grid: bool) ->
 
 def check(case: Drafted, k: int, seed: int) -> None:
     outputs = sampler(BLOCK, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
-    assert judged(outputs) == numpy_samplers.block(*case.for_oracle)
+    assert verified(outputs) == numpy_samplers.block(*case.for_oracle)
 
 
 # --- block ---------------------------------------------------------------------------------------------------------

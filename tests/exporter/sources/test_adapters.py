@@ -252,7 +252,7 @@ def test_a_merge_that_peft_gets_wrong_is_seen(
     tied = save_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
     folder = save_adapter(tmp_path / "embedding", tied, target_modules=["embed_tokens"])
     monkeypatch.setattr(merging, "_untie", lambda adapted: None)
-    with pytest.raises(UnsupportedModelError, match="cannot be merged"):
+    with pytest.raises(UnsupportedModelError, match="with the unmerged adapter"):
         merged(tied, name=str(folder))
 
 

@@ -23,21 +23,33 @@ from tests.exporter.tracing.architectures import VOCAB_SIZE, WINDOW, tiny_config
 from tests.exporter.tracing.model_types import tiny_config_of
 
 _SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+_LONGROPE = {
+    **_DEFAULT,
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
 REFUSED: dict[str, tuple[Any, str]] = {
     "recurrent state": (hf.MambaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2), "state space model"),
     "hybrid": (hf.JambaConfig(**_SMALL, num_key_value_heads=2), "linear_attention"),
     "gated delta net": (hf.Qwen3NextConfig(**_SMALL, num_key_value_heads=2), "linear_attention"),
     "latent attention": (hf.DeepseekV3Config(**_SMALL, num_key_value_heads=4), "latent attention"),
     "encoder-decoder": (hf.T5Config(), "encoder-decoder"),
-    "alibi": (hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4), "own, not by transformers'"),
+    "alibi": (
+        hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4),
+        "own code, not through transformers'",
+    ),
     "alibi by its code": (
         hf.BloomConfig(vocab_size=97, hidden_size=64, n_layer=2, n_head=4),
         "with ALiBi position bias",
     ),
     "alibi by its config": (hf.FalconConfig(**_SMALL, alibi=True), "adds an ALiBi position bias"),
-    "table of its own": (hf.FalconConfig(**_SMALL), "FalconDecoderLayer chooses its attention from a table of its own"),
+    "table of its own": (hf.FalconConfig(**_SMALL), "FalconDecoderLayer chooses its attention from its own table"),
     "local attention": (tiny_config_of("gpt_neo"), "with layers of local attention"),
-    "attention of its own": (hf.XLMConfig(vocab_size=97, emb_dim=64, n_layers=2, n_heads=4), "code of its own"),
+    "attention of its own": (hf.XLMConfig(vocab_size=97, emb_dim=64, n_layers=2, n_heads=4), "in its own code"),
     "shared KV": (hf.Gemma3nTextConfig(), "lets its last 15 layers read the KV cache of earlier ones"),
     "cross-attention": (hf.GPT2Config(n_embd=64, n_layer=2, n_head=4, add_cross_attention=True), "cross-attention"),
     "more than one text model": (hf.MusicgenConfig(), "more than one text model"),
@@ -49,6 +61,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "attention sinks": (hf.GptOssConfig(**_SMALL, num_key_value_heads=2, head_dim=16), "attention sinks (s_aux)"),
     "dynamic rope": (
         tiny_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
+        "dynamic rope",
+    ),
+    "longrope of a layer type": (
+        tiny_config("gemma3", rope_parameters={"full_attention": _LONGROPE, "sliding_attention": _DEFAULT}),
         "dynamic rope",
     ),
     "encoder": (hf.BertConfig(**_SMALL), "attention is bidirectional"),

@@ -19,6 +19,7 @@ from specrt.tools.bench.records import Bench, Settings
 from specrt.tools.bench.tables import remarks
 from specrt.tools.bench.work import tokens_within
 from specrt.tools.prompting.prompts import Prompt
+from tests.progress import KeptProgress
 from tests.tools.bench.benches import MACHINE, PROMPTS
 
 
@@ -32,11 +33,11 @@ from tests.tools.bench.benches import MACHINE, PROMPTS
 def test_every_method_gives_the_ids_of_transformers(tiny_bundle: Path, names: str, one_at_a_time: bool) -> None:
     methods = choose_methods(names, manifest_from_bundle(tiny_bundle))
     settings = Settings(4, 1, max_new_tokens=24, repeats=2, ignore_eos=True, one_at_a_time=one_at_a_time)
-    steps: list[str] = []
-    bench = run_bench(tiny_bundle, methods, PROMPTS, settings, MACHINE, steps.append)
+    kept = KeptProgress()
+    bench = run_bench(tiny_bundle, methods, PROMPTS, settings, MACHINE, kept)
     assert [(row.method, row.equal_prompts) for row in bench.scores] == [(c.name, 2) for c in methods]
     assert {row.completion_tokens for row in bench.scores} == {48}
-    assert sum(step.startswith("loading") for step in steps) == 1 + one_at_a_time
+    assert sum(step.startswith("loading") for step in kept.steps) == 1 + one_at_a_time
     assert len(bench.processes) == (2 if one_at_a_time else 3)
     model = bench.scores[-1]
     assert model.acceptance_by_position == (1.0,) * 4  # the draft is the target itself
@@ -116,8 +117,8 @@ def test_tokens_follow_from_the_time() -> None:
 
 
 def test_k_beyond_the_bundle_is_refused_before_anything_is_loaded(tiny_bundle: Path) -> None:
-    steps: list[str] = []
+    kept = KeptProgress()
     methods = choose_methods("plain", manifest_from_bundle(tiny_bundle))
     with pytest.raises(UsageError, match="k: got 5, this bundle was exported for 1 to 4"):
-        run_bench(tiny_bundle, methods, [Prompt("a", "a")], Settings(5, 1), MACHINE, steps.append)
-    assert steps == []
+        run_bench(tiny_bundle, methods, [Prompt("a", "a")], Settings(5, 1), MACHINE, kept)
+    assert kept.steps == []

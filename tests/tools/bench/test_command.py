@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.bench.command import chosen_prompts, lineup_of
+from specrt.tools.bench.command import chosen_prompts, methods_of
 from specrt.tools.bench.records import Settings
 from specrt.tools.cli import main
 from specrt.tools.machine import notes
@@ -23,9 +23,9 @@ from specrt.tools.report import readme_table
 from tests.tools.bench.benches import MACHINE
 
 
-def test_the_lineup_of_the_command(tiny_bundle: Path) -> None:
+def test_the_methods_of_the_command(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
-    names = [method.name for method in lineup_of("eager,assisted", manifest)]
+    names = [method.name for method in methods_of("eager,assisted", manifest)]
     assert names == ["eager", "assisted", "plain", "auto", "ngram", "model"]
 
 
@@ -33,19 +33,19 @@ def test_the_command(bench_file: Path) -> None:
     assert [row["equal_prompts"] for row in json.loads(bench_file.read_text())["scores"]] == [3, 3, 3, 3]
 
 
-def test_the_readme_table_comes_out_of_a_bench(bench_file: Path, tmp_path: Path) -> None:
-    """From the command's own file into a document with the README's marks, whose text is otherwise kept."""
+def test_the_table_of_the_docs_comes_out_of_a_bench(bench_file: Path, tmp_path: Path) -> None:
+    """From the command's own file into a document with the marks of performance.md, whose text is otherwise kept."""
     stored, document = bench_file, tmp_path / "R.md"
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "performance.md").read_text(encoding="utf-8")
     begin, end = readme_table.lines_around(readme_table.MARK)
-    assert (readme.count(begin), readme.count(end)) == (1, 1)
-    document.write_text(readme, encoding="utf-8")
+    assert (text.count(begin), text.count(end)) == (1, 1)
+    document.write_text(text, encoding="utf-8")
     run = CliRunner().invoke(readme_table.main, [str(stored), "--write", str(document)])
     assert run.exit_code == 0, run.output
     bench = json.loads(stored.read_text())
     before, _, rest = document.read_text(encoding="utf-8").partition(begin)
     table, _, after = rest.partition(end)
-    assert before == readme.partition(begin)[0] and after == readme.partition(end)[2]
+    assert before == text.partition(begin)[0] and after == text.partition(end)[2]
     for row in bench["scores"]:
         assert f"| {row['method']} | {row['tokens_per_s']:.1f} |" in table
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table

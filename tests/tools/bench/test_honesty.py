@@ -67,9 +67,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def bench(bundle: Path, *kinds: str, **options: Any) -> Bench:
         honest = Method("plain", "specrt", "bundle")
-        lineup = [honest, *(Method(kind, "transformers", "fp32", "model") for kind in kinds)]
+        methods = [honest, *(Method(kind, "transformers", "fp32", "model") for kind in kinds)]
         settings = Settings(4, 1, options.pop("tokens", 8), options.pop("repeats", 1), **options.pop("settings", {}))
-        return run_bench(bundle, lineup, PROMPTS, settings, MACHINE, required=["plain"], **options)
+        return run_bench(bundle, methods, PROMPTS, settings, MACHINE, required=["plain"], **options)
 
     return bench
 
@@ -92,18 +92,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], KeptProgress]:
     return at
 
 
-def test_contenders_that_is_are_reported_as_liars(tiny_bundle: Path, fakes: Any) -> None:
+def test_methods_with_other_ids_are_reported(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "liar", "short")
     plain, liar, short = bench.scores
     assert (plain.equal_prompts, liar.equal_prompts, short.equal_prompts) == (2, 0, 0)
     assert short.ratio_to["plain"] == 1.0  # half of the tokens in half of the time is no gain
     said = "\n".join(remarks(bench))
-    assert "liar does not say what plain says: a, position 3: expected id 3, got id 99" in said
-    assert "short does not say what plain says: a, position 4: expected id 4, got the end" in said
+    assert "liar differs from plain at a, position 3: expected id 3, got id 99" in said
+    assert "short differs from plain at a, position 4: expected id 4, got the end" in said
     assert "short returned 8 tokens where others returned 16" in said
 
 
-def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_slower_than_plain_is_reported_to_lose(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "slow")
     assert bench.scores[1].ratio_to == {"plain": 0.25}
     said = next(line for line in remarks(bench) if line.startswith("slow "))
@@ -113,7 +113,7 @@ def test_a_contender_slower_than_plain_is_said_to_lose(tiny_bundle: Path, fakes:
     )
 
 
-def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
+def test_a_method_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Path, fakes: Any) -> None:
     bench = fakes(tiny_bundle, "broken", "fainting")
     assert [row.method for row in bench.scores] == ["plain"]
     assert bench.failed["broken"] == "broken: no such model"
@@ -121,8 +121,8 @@ def test_a_contender_that_fails_is_missing_and_the_others_go_on(tiny_bundle: Pat
     assert any(line.startswith("fainting is missing: ") for line in remarks(bench))
 
 
-def test_a_budget_too_small_is_said(tiny_bundle: Path, fakes: Any) -> None:
-    with pytest.raises(SpecrtError, match="the time was over before one prompt"):
+def test_a_budget_too_small_is_reported(tiny_bundle: Path, fakes: Any) -> None:
+    with pytest.raises(SpecrtError, match="the time was over before all methods answered one prompt"):
         fakes(tiny_bundle, settings={"budget_s": 1e-3})
 
 
@@ -154,7 +154,7 @@ def test_an_interrupted_bench_goes_on(tiny_bundle: Path, fakes: Any, tmp_path: P
         fakes(tiny_bundle, journal_file=file, progress=interrupted_at("plain: prompt 2 of 2, repeat 1"))
     assert len(file.read_text().splitlines()) == 3  # what is measured, the tokens that were settled, one answer
     file.write_text(file.read_text() + '["plain", "b"')  # as if it had been cut while it wrote
-    with pytest.raises(UsageError, match="a bench was interrupted; go on with --resume"):
+    with pytest.raises(UsageError, match="a bench was interrupted; continue with --resume"):
         fakes(tiny_bundle, journal_file=file)
     with pytest.raises(UsageError, match="it belongs to a bench with other settings"):
         fakes(tiny_bundle, journal_file=file, resume=True, repeats=2)
@@ -175,7 +175,7 @@ def test_a_journal_keeps_answers(tmp_path: Path) -> None:
     assert again.settled("max_new_tokens", 9) == 7
 
 
-def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
+def test_the_order_of_the_methods_is_shuffled_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
     kept = KeptProgress()
     fakes(tiny_bundle, "other", repeats=4, progress=kept)
     order = [step.split(":")[0] for step in kept.steps if "repeat" in step]

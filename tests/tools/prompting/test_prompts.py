@@ -32,7 +32,7 @@ def test_there_are_twelve_kinds() -> None:
     assert len({prompt.text for prompt in prompts}) == 12
 
 
-def test_code_is_told_by_its_category() -> None:
+def test_code_is_recognized_by_its_category() -> None:
     code = [prompt.category for prompt in load_prompts() if prompt.is_code]
     assert code == ["code-completion", "code-edit", "code-tests"]
     assert all("```python\n" in prompt.text for prompt in load_prompts() if prompt.is_code)

@@ -1,4 +1,4 @@
-"""The README's table: made of a bench's JSON, and put where it belongs."""
+"""A document's table: made of a bench's JSON, and put where it belongs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from specrt.tools.report.readme_table import main
 BENCH = {
     "bundle": "model (float32), draft ngram",
     "settings": {"k": 5, "max_new_tokens": 32, "temperature": 0.0},
-    "machine": {"cpu": "A CPU", "threads": 2, "versions": {"specrt": "0.1.0"}},
+    "machine": {"cpu": "A CPU", "threads": 2, "versions": {"specrt": "0.1.0"}, "busy_percent_before": 2.0},
+    "busy_percent_during": 3.0,
     "prompts": [{"category": "chat"}, {"category": "chat"}],
     "created_utc": "2026-11-30T04:00:00+00:00",
     "scores": [
@@ -50,6 +51,13 @@ def test_the_table(stored: Path) -> None:
     assert lines[-1] == "ngram, times plain: chat 1.50."
 
 
+def test_a_table_of_a_busy_machine_says_so(stored: Path) -> None:
+    assert "UNRELIABLE" not in CliRunner().invoke(main, [str(stored)]).output
+    stored.write_text(json.dumps({**BENCH, "busy_percent_during": 60.0}))
+    first = CliRunner().invoke(main, [str(stored)]).output.splitlines()[0]
+    assert first.endswith("2026-11-30; UNRELIABLE: other programs kept the CPU 60 % busy:")
+
+
 def test_the_table_is_put_into_a_document(stored: Path, tmp_path: Path) -> None:
     document = tmp_path / "R.md"
     document.write_text("a\n<!-- bench -->\nold\n<!-- /bench -->\nz\n")
@@ -68,7 +76,7 @@ def test_two_tables_have_marks_of_their_own(stored: Path, tmp_path: Path) -> Non
     assert "old" in text and text.count("| ngram |") == 1
 
 
-def test_the_mean_of_the_kinds_is_told_where_the_bench_has_it(stored: Path) -> None:
+def test_the_mean_of_the_kinds_is_shown_where_the_bench_has_it(stored: Path) -> None:
     bench = json.loads(stored.read_text())
     bench["scores"][1] |= {
         "mean_of_categories": {"plain": [1.5, [1.2, 1.8]]},

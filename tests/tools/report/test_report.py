@@ -54,6 +54,7 @@ def test_the_report_is_one_whole_page_that_fetches_nothing(benched: Bench, tmp_p
     page.feed(text)
     assert (page.open, page.fetched) == ([], [])
     assert len(page.ids) == len(set(page.ids))
+    assert text.index("<svg") < text.index("<h2") < text.index("<table")
     assert [path.name for path in written[1:]] == [
         f"r-{name}.png" for name in ("speeds", "categories", "positions", "rounds", "widths", "ks")
     ]
@@ -73,7 +74,7 @@ def test_a_bench_is_printed(benched: Bench, capsys: pytest.CaptureFixture[str]) 
     assert "break-even" in capsys.readouterr().out
 
 
-def test_the_sample_is_of_the_contender_that_chooses_k(tiny_bundle: Path) -> None:
+def test_the_sample_is_of_the_method_that_chooses_k(tiny_bundle: Path) -> None:
     """Else of the last that drafted; of three answers that whose share of accepted tokens is in the middle."""
     manifest = manifest_from_bundle(tiny_bundle)
     codec = TextCodec.from_bundle(tiny_bundle, manifest.tokenizer, manifest.target.spec.vocab_size)

@@ -20,6 +20,10 @@ QUIET = "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run 
 PROBE = """<script>document.title = ["probe", document.documentElement.scrollWidth, window.innerWidth,
 performance.getEntriesByType("resource").length].join(" ")</script></body>"""
 
+TABLE_PROBE = """<script>const first = document.querySelector(".scroll");
+document.title = ["probe", first.scrollWidth, first.clientWidth].join(" ")</script></body>"""
+REPORTS = Path(__file__).parents[3] / "docs" / "reports"
+
 
 def browse(page: Path, profile: Path, *options: str) -> str:
     assert BROWSER is not None
@@ -42,6 +46,22 @@ def test_the_page_fits_the_window_and_fetches_nothing(page: Path, tmp_path: Path
     assert found is not None
     needed, inner, fetched = map(int, found.groups())
     assert needed <= inner and fetched == 0
+
+
+@pytest.mark.parametrize("name", ["qwen-pair", "smollm2", "smollm2-ngram"])
+def test_the_first_table_of_a_report_in_the_repository_fits(name: str, tmp_path: Path) -> None:
+    """At 1,000 pixels it does not scroll; at 300 it does, which is the control."""
+    text = (REPORTS / f"{name}.html").read_text(encoding="utf-8")
+    assert text.index("<svg") < text.index("<table")
+    copy = tmp_path / "r.html"
+    copy.write_text(text.replace("</body>", TABLE_PROBE), encoding="utf-8")
+    widths = []
+    for width in (1000, 300):
+        html = browse(copy, tmp_path / "profile", f"--window-size={width},900", "--dump-dom")
+        found = re.search(r"<title>probe (\d+) (\d+)</title>", html)
+        assert found is not None
+        widths.append(tuple(map(int, found.groups())))
+    assert widths[0][0] <= widths[0][1] and widths[1][0] > widths[1][1]
 
 
 def test_it_is_light_or_dark_as_the_system_is(page: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def counts_of(tokens: list[int], num_prompt: int, k: int) -> dict[str, Count]:
     return counts
 
 
-def test_lookups_are_counted_as_they_would_have_been_judged() -> None:
+def test_lookups_are_counted_as_they_would_have_been_verified() -> None:
     """The text 1 2 3 4 | 1 2 3 9: after 1 it goes on with 2 3, as drafted, and then otherwise."""
     counts = counts_of([1, 2, 3, 4, 1, 2, 3, 9, 7], 4, 3)
     after_1, after_1_2, after_1_2_3 = (counts[ngram_source(size)] for size in (1, 2, 3))
@@ -34,12 +34,12 @@ def test_lookups_are_counted_as_they_would_have_been_judged() -> None:
     assert (after_1_2_3.verified, after_1_2_3.accepted) == ([1, 0, 0], [0, 0, 0])
 
 
-def test_tokens_beyond_the_text_are_not_judged() -> None:
+def test_tokens_beyond_the_text_are_not_verified() -> None:
     count = counts_of([1, 2, 3, 4, 1, 2], 4, 5)[ngram_source(1)]
     assert (count.verified, count.accepted) == ([1, 0, 0, 0, 0], [1, 0, 0, 0, 0])
 
 
-def test_rates_lean_on_what_is_assumed_only_where_little_was_judged() -> None:
+def test_rates_use_the_assumed_ones_only_where_few_tokens_were_verified() -> None:
     assert Count([0, 0], [0, 0]).rates(0.4) == (0.4, 0.4)
     many = Count([1000, 900], [900, 90])
     assert many.rates(0.4) == pytest.approx((0.9, 0.1), abs=0.01)
@@ -101,7 +101,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(tiny_bundle: Path, monk
         tune(tiny_bundle, None, 1, 8)
 
 
-def test_times_are_told_with_what_pays(stored: tuple[Path, Tuning], capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_are_printed_with_the_best_k(stored: tuple[Path, Tuning], capsys: pytest.CaptureFixture[str]) -> None:
     from specrt.tools.tune.tune import print_tuning
 
     times: dict[str, Any] = {"target_ms": {"1": 10.0, "2": 12.0, "3": 14.0}, "draft_ms": {"1": 1.0}}
