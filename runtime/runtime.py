@@ -227,7 +227,7 @@ class Runtime:
                 "structured output: got a tokenizer whose texts are more than the bytes of their tokens (WordPiece, a "
                 "suffix at the end of words, no decoder), expected one of bytes; leave the grammar out"
             )
-        return Vocabulary(self.codec.token_bytes, self.codec.special_ids, self._vocab_size)
+        return Vocabulary(self.codec.token_bytes, self.codec.special_tokens.values(), self._vocab_size)
 
     def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
         """What runs the draft: the target's backend, unless another or another device is asked for."""

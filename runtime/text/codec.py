@@ -119,9 +119,9 @@ class TextCodec:
         return (twice.removeprefix(alone) or alone).encode()  # the first of a text may lose its space
 
     @property
-    def special_ids(self) -> list[int]:
-        """Of tokens that have no text."""
-        return sorted(i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special)
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that have no text, by name."""
+        return {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
 
     @property
     def is_joined(self) -> bool:
