@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILED = 32  # grammars that a runtime keeps
-_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*")
+_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*|<non-verbose/>|<backtrace>(?s:.*)")
 _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
@@ -195,7 +195,7 @@ class Constraint:
 
 def _reason(matcher: LLMatcher) -> str:
     """llguidance's message in one line, without its quotation of the grammar."""
-    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error()))
     text = text.removeprefix("failed to compile JSON schema: ")
     for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer ")):
         if text.startswith(begin):
