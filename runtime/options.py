@@ -94,8 +94,8 @@ class GenerationOptions:
       ``chat_template_name``: how messages become text (``specrt.runtime.text.messages.ChatOptions``).
     """
 
-    max_new_tokens: int = _option(256, "The most new tokens.")
-    min_new_tokens: int = _option(0, "Nothing ends the text before.")
+    max_new_tokens: int = _option(256, "Maximum number of new tokens.")
+    min_new_tokens: int = _option(0, "Minimum number of new tokens.")
     num_speculative_tokens: int | None = _option(None, "K; 0 is plain decoding.", otherwise="the bundle's")
     draft: str | None = _option(None, "Where drafts come from.", otherwise="the bundle's own", choices=DRAFTS)
     rule: str | None = _option(
@@ -106,26 +106,26 @@ class GenerationOptions:
     )
     temperature: float | None = _option(None, "0 is greedy.", neutral=0.0, high=100)
     top_k: int | None = _option(None, "Keep the k most likely tokens; 0 keeps all.", neutral=0, high=NUM_SORTED_WIDE)
-    top_p: float | None = _option(None, "Keep the likeliest that reach this probability.", neutral=1.0, high=1)
-    min_p: float | None = _option(None, "Keep this share of the likeliest one's probability.", neutral=0.0, high=1)
+    top_p: float | None = _option(None, "Keep the top tokens that reach this probability.", neutral=1.0, high=1)
+    min_p: float | None = _option(None, "Drop tokens below this share of the top probability.", neutral=0.0, high=1)
     seed: int | None = _option(
-        None, "The text becomes a function of this and the target: with any draft and K.", high=MAX_SEED
+        None, "Makes the text depend on this and the target alone, not on draft and K.", high=MAX_SEED
     )
     repetition_penalty: float | None = _option(
-        None, "Divides the logits of what occurred.", neutral=1.0, check=checks.penalty_factor
+        None, "Divides the logits of tokens that occurred.", neutral=1.0, check=checks.penalty_factor
     )
     presence_penalty: float | None = _option(
-        None, "Subtracted from what was generated.", neutral=0.0, low=-100, high=100
+        None, "Subtracted from the logits of generated tokens.", neutral=0.0, low=-100, high=100
     )
-    frequency_penalty: float | None = _option(None, "The same, for each time it was.", neutral=0.0, low=-100, high=100)
+    frequency_penalty: float | None = _option(None, "The same, once per occurrence.", neutral=0.0, low=-100, high=100)
     stop: str | Sequence[str] = _option((), "End before this text.", check=checks.stops)
-    stop_token_ids: Sequence[int] = _option((), "End with this token, as EOS.", check=checks.token_ids)
+    stop_token_ids: Sequence[int] = _option((), "End with this token, like EOS.", check=checks.token_ids)
     visible_special_tokens: Sequence[str] = _option(
         (), "Special tokens whose names are part of the text.", check=checks.texts
     )
     ignore_eos: bool = _option(False, "Do not stop at the end-of-sequence tokens.")
-    reproducible: bool | None = _option(None, "The same bits of logits for every draft and K.")
-    model_defaults: bool = _option(False, "Take what is not given from the model's generation config.")
+    reproducible: bool | None = _option(None, "Bit-identical logits for every draft and K.")
+    model_defaults: bool = _option(False, "Use the model's generation config for options not given.")
     logprobs: int | None = _option(None, "Log-probabilities of tokens and N others.", high=MAX_TOP_LOGPROBS)
     logit_bias: Mapping[int, float] | None = _option(None, "Added to the logits of a token.", check=checks.biases)
     banned_token_ids: Sequence[int] = _option((), "Never generated.", check=checks.token_ids)

@@ -141,7 +141,7 @@ class Runtime:
         return stream.result
 
     def reserve(self, num_sequences: int) -> None:
-        """Allocate the memory of so many sequences at once, so that each finds it when it begins."""
+        """Allocate the memory of ``num_sequences`` now, so that each finds its own when it begins."""
         slots = [self._new_slot() for _ in range(num_sequences)]
         for slot in slots:
             if self._draft is not None:

@@ -149,9 +149,12 @@ class AdaptiveDrafter:
         if self._late is not None and isinstance(self._model, DeferredDrafter):
             (pending, started), self._late = self._late, None
             draft_ms = self._model.last_ms
-            self._observe_draft(pending, num_drafted, draft_ms)
-            target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
-        self._estimates.target.observe(max(num_drafted + 1, self._min_width), target_ms)
+            if draft_ms is not None:
+                self._observe_draft(pending, num_drafted, draft_ms)
+                target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
+                self._observe_target(num_drafted, target_ms)
+        else:
+            self._observe_target(num_drafted, target_ms)
         if source is not None:
             for acceptance in (self._acceptance[source], self._estimates.acceptance[source]):
                 acceptance.observe(num_own, min(num_committed - before - 1, num_own))
@@ -161,6 +164,9 @@ class AdaptiveDrafter:
             self._plain_rounds += 1
             self._acceptance[MODEL].fade(_UNUSED_MEMORY)
             self._estimates.acceptance[MODEL].fade(_LONG_MEMORY)
+
+    def _observe_target(self, num_drafted: int, ms: float) -> None:
+        self._estimates.target.observe(max(num_drafted + 1, self._min_width), ms)
 
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model will be of use, as far as is known before the first round."""

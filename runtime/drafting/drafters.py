@@ -137,8 +137,8 @@ class DeferredDrafter(ModelDrafter):
         super().rollback(num_committed)
 
     @property
-    def last_ms(self) -> float:
-        """What the last draft took, known after the verdict on it."""
+    def last_ms(self) -> float | None:
+        """What the last draft took in ms, asked after the verdict on it; None where the device does not know it yet."""
         return self.model.binding.elapsed_ms()
 
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
