@@ -15,7 +15,7 @@ from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.settings import Settings
 from specrt.runtime.target import Target
-from tests.runtime.fakes import hashed_logits, noisy, pair_of
+from tests.runtime.fakes import Pair, hashed_logits, noisy, pair_of
 from tests.runtime.plain import distribution
 from tests.runtime.sampling.grammars import grammars_of, regex
 from tests.runtime.sampling.test_distribution import NORMAL_QUANTILE, Tokens, excess
@@ -58,25 +58,33 @@ class CutsAfterDrawing(ModelDrafter):
         return kept
 
 
-def excess_of(drafter_class: type[ModelDrafter]) -> float:
-    pair = pair_of(TABLE, noisy(TABLE, 2, len(TOKENS), 0.5), len(TOKENS))
-    grammars = grammars_of(TOKENS, [EOS])
+def texts_of(
+    drafter_class: type[ModelDrafter], tokens: Sequence[bytes], pattern: str, num_runs: int
+) -> tuple[Counter[Tokens], Pair]:
+    """How often each text came, over seeds 0, 1 .., and the models that gave them."""
+    pair = pair_of(TABLE, noisy(TABLE, 2, len(tokens), 0.5), len(tokens))
+    grammars = grammars_of(tokens, [EOS])
     found: Counter[Tokens] = Counter()
-    for seed in range(NUM_RUNS):
+    for seed in range(num_runs):
         settings = replace(SETTINGS, seed=seed)
-        constraint = grammars.constraint(regex(PATTERN), [EOS], len(PROMPT))
+        constraint = grammars.constraint(regex(pattern), [EOS], len(PROMPT))
         pair.target.begin(PROMPT, 1)
         pair.draft.begin(PROMPT, 1)
         masks = None if drafter_class is CutsAfterDrawing else constraint
         sampler = DraftSampler(pair.draft, pair.target, settings, len(PROMPT), masks)
-        drafter = drafter_class(pair.draft.model, sampler, len(TOKENS))
+        drafter = drafter_class(pair.draft.model, sampler, len(tokens))
         if isinstance(drafter, CutsAfterDrawing):
             drafter.constraint = constraint
         completion = Completion(PROMPT, settings, 256, constraint=constraint)
         for _ in generate_rounds(completion, Target(pair.target, settings, len(PROMPT), constraint), drafter):
             pass
         found[tuple(completion.new_tokens)] += 1
-    return excess(found, chances(grammars.constraint(regex(PATTERN), [EOS], len(PROMPT))))
+    return found, pair
+
+
+def excess_of(drafter_class: type[ModelDrafter]) -> float:
+    found, _ = texts_of(drafter_class, TOKENS, PATTERN, NUM_RUNS)
+    return excess(found, chances(grammars_of(TOKENS, [EOS]).constraint(regex(PATTERN), [EOS], len(PROMPT))))
 
 
 def test_texts_have_the_distribution_of_masked_decoding() -> None:
@@ -85,3 +93,10 @@ def test_texts_have_the_distribution_of_masked_decoding() -> None:
 
 def test_a_draft_that_is_cut_after_drawing_is_found() -> None:
     assert excess_of(CutsAfterDrawing) > NORMAL_QUANTILE
+
+
+def test_forced_ids_are_accepted_and_take_no_pass_of_the_draft() -> None:
+    found, pair = texts_of(ModelDrafter, [b"a", b"b", b"c", b"<end>"], "abcabcabc", 1)
+    assert list(found) == [(0, 1, 2) * 3]
+    assert len(pair.draft_engine.widths) == 1, "the prompt's"
+    assert pair.engine.rows == [1, 4, 4], "1 + 4 + 4 tokens"
