@@ -88,8 +88,8 @@ class Binding(Protocol):
         """Note when what was enqueued before is done: ``number`` 0 or 1."""
         ...
 
-    def elapsed_ms(self) -> float:
-        """From mark 0 to mark 1, when both were waited for."""
+    def elapsed_ms(self) -> float | None:
+        """From mark 0 to mark 1 in ms; None while the device has not come to both."""
         ...
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
 from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
-from specrt.runtime import checks
+from specrt.runtime import checks, structured
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
 
@@ -50,6 +50,10 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     banned_token_ids: Sequence[int]
     logits_processors: Sequence[LogitsProcessor]
+    json_schema: Mapping[str, Any] | bool | str | None
+    regex: str | None
+    grammar: str | None
+    json_object: bool
     chat_template_kwargs: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_name: str | None
@@ -79,6 +83,8 @@ class GenerationOptions:
     * ``logit_bias`` is added to the logits of an id; ``banned_token_ids`` cannot be generated.
     * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They see only
       prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
+    * ``json_schema`` (a dict, or JSON text), ``regex``, ``grammar`` (in llguidance's Lark) or ``json_object`` (any JSON
+      object): what the whole text must be (``specrt.runtime.sampling.grammar``). At most one of them.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
     * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
     * ``visible_special_tokens``: special tokens whose names are part of the text, such as the mark of a tool call.
@@ -88,8 +94,8 @@ class GenerationOptions:
       ``chat_template_name``: how messages become text (``specrt.runtime.text.messages.ChatOptions``).
     """
 
-    max_new_tokens: int = _option(256, "The most new tokens.")
-    min_new_tokens: int = _option(0, "Nothing ends the text before.")
+    max_new_tokens: int = _option(256, "Maximum number of new tokens.")
+    min_new_tokens: int = _option(0, "Minimum number of new tokens.")
     num_speculative_tokens: int | None = _option(None, "K; 0 is plain decoding.", otherwise="the bundle's")
     draft: str | None = _option(None, "Where drafts come from.", otherwise="the bundle's own", choices=DRAFTS)
     rule: str | None = _option(
@@ -100,30 +106,36 @@ class GenerationOptions:
     )
     temperature: float | None = _option(None, "0 is greedy.", neutral=0.0, high=100)
     top_k: int | None = _option(None, "Keep the k most likely tokens; 0 keeps all.", neutral=0, high=NUM_SORTED_WIDE)
-    top_p: float | None = _option(None, "Keep the likeliest that reach this probability.", neutral=1.0, high=1)
-    min_p: float | None = _option(None, "Keep this share of the likeliest one's probability.", neutral=0.0, high=1)
+    top_p: float | None = _option(None, "Keep the top tokens that reach this probability.", neutral=1.0, high=1)
+    min_p: float | None = _option(None, "Drop tokens below this share of the top probability.", neutral=0.0, high=1)
     seed: int | None = _option(
-        None, "The text becomes a function of this and the target: with any draft and K.", high=MAX_SEED
+        None, "Makes the text depend on this and the target alone, not on draft and K.", high=MAX_SEED
     )
     repetition_penalty: float | None = _option(
-        None, "Divides the logits of what occurred.", neutral=1.0, check=checks.penalty_factor
+        None, "Divides the logits of tokens that occurred.", neutral=1.0, check=checks.penalty_factor
     )
     presence_penalty: float | None = _option(
-        None, "Subtracted from what was generated.", neutral=0.0, low=-100, high=100
+        None, "Subtracted from the logits of generated tokens.", neutral=0.0, low=-100, high=100
     )
-    frequency_penalty: float | None = _option(None, "The same, for each time it was.", neutral=0.0, low=-100, high=100)
+    frequency_penalty: float | None = _option(None, "The same, once per occurrence.", neutral=0.0, low=-100, high=100)
     stop: str | Sequence[str] = _option((), "End before this text.", check=checks.stops)
-    stop_token_ids: Sequence[int] = _option((), "End with this token, as EOS.", check=checks.token_ids)
+    stop_token_ids: Sequence[int] = _option((), "End with this token, like EOS.", check=checks.token_ids)
     visible_special_tokens: Sequence[str] = _option(
         (), "Special tokens whose names are part of the text.", check=checks.texts
     )
     ignore_eos: bool = _option(False, "Do not stop at the end-of-sequence tokens.")
-    reproducible: bool | None = _option(None, "The same bits of logits for every draft and K.")
-    model_defaults: bool = _option(False, "Take what is not given from the model's generation config.")
+    reproducible: bool | None = _option(None, "Bit-identical logits for every draft and K.")
+    model_defaults: bool = _option(False, "Use the model's generation config for options not given.")
     logprobs: int | None = _option(None, "Log-probabilities of tokens and N others.", high=MAX_TOP_LOGPROBS)
     logit_bias: Mapping[int, float] | None = _option(None, "Added to the logits of a token.", check=checks.biases)
     banned_token_ids: Sequence[int] = _option((), "Never generated.", check=checks.token_ids)
     logits_processors: Sequence[LogitsProcessor] = _option((), "Change logits in Python.", check=checks.processors)
+    json_schema: Mapping[str, Any] | bool | str | None = _option(
+        None, "The text is JSON of this schema.", check=structured.schema_text
+    )
+    regex: str | None = _option(None, "The text matches this regular expression.", check=structured.pattern_text)
+    grammar: str | None = _option(None, "The text follows this Lark grammar.", check=structured.lark_text)
+    json_object: bool = _option(False, "The text is a JSON object.")
     chat_template_kwargs: Mapping[str, Any] | None = _option(
         None, "Variables of the chat template.", check=checks.of_template
     )
@@ -150,7 +162,13 @@ class GenerationOptions:
             raise UsageError(
                 f"min_new_tokens: got {self.min_new_tokens}, expected at most max_new_tokens ({self.max_new_tokens})"
             )
-        _ = self.chat
+        _ = self.chat, self.structure
+
+    @property
+    def structure(self) -> structured.Grammar | None:
+        """The grammar of the text, where one is asked for. Raises ``UsageError`` for several."""
+        schema: Any = self.json_schema
+        return structured.grammar_of(schema, self.regex, self.grammar, self.json_object)
 
     @property
     def chat(self) -> ChatOptions:

@@ -16,11 +16,12 @@ from specrt.runtime.target import Target
 class Round:
     """What one step of a generation did. Times in ms.
 
-    The first step is the prefill, which drafts nothing and emits one token. ``emitted`` are the ids that were
+    The first step is the prefill, which drafts nothing and emits one token. The passes of a long prompt before its last
+    one are steps before that, which emit nothing. ``emitted`` are the ids that were
     committed: ``num_accepted`` of the ``drafted`` ones, then the target's own, unless the completion ended before.
     ``logprobs`` has an entry for each of them where they are asked for. ``finish_reason`` is the completion's, None but
-    in the last step. ``prefill_ms`` is the time of the prompt's passes: the target's in the first step, the draft's in
-    the second.
+    in the last step. ``prefill_ms`` is the time of the prompt's passes: the target's in its own steps, the draft's in
+    the step after them.
     """
 
     emitted: list[int]
@@ -37,12 +38,13 @@ class Round:
 def generate_rounds(completion: Completion, target: Target, drafter: Drafter) -> Iterator[Round]:
     """Extend ``completion`` to its end; yield each step, the prefill first. None where no token may come.
 
-    Between two yields the caches hold exactly the committed tokens but the newest (the draft's from the second yield
-    on), so that a generation may be stopped there.
+    After the prefill the caches hold exactly the committed tokens but the newest at each yield (the draft's from the
+    second on), so that a generation may be stopped there; before it, a part of the prompt.
     """
     tokens = completion.tokens
     if not completion.num_left:
         return
+    yield from _passes_before_the_last(target, tokens)
     started = perf_counter()
     _, token = target.verify(tokens, ())
     prefill_ms = _ms_since(started)
@@ -80,6 +82,15 @@ def generate_rounds(completion: Completion, target: Target, drafter: Drafter) ->
             verify_ms=verify_ms,
         )
         prefill_ms = 0.0
+
+
+def _passes_before_the_last(target: Target, tokens: Sequence[int]) -> Iterator[Round]:
+    """Those of a prompt that is wider than a pass, so that other sequences can run in between."""
+    model, width = target.model, target.model.spec.max_width
+    while len(tokens) - model.kv_len > width:
+        started = perf_counter()
+        model.feed(tokens[model.kv_len : model.kv_len + width], 1)
+        yield Round([], is_prefill=True, prefill_ms=_ms_since(started))
 
 
 def _ms_since(started: float) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, LOGITS, NUM_ACCEPTED, TOKENS
-from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.errors import ParityError
 from specrt.engines.samplers import MATCH, MATCH_SAMPLED, UNIFORMS
 from specrt.runtime.drafting.deferred import DeferredTokens, memory_of
+from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.sampling.logprobs import Logprobs, TokenLogprobs
 from specrt.runtime.sampling.penalties import Processing
 from specrt.runtime.sampling.samplers import Warp
@@ -21,14 +22,17 @@ from specrt.runtime.slots import SlotModel
 class Target:
     """Verifies drafts by ``settings.rule``. ``logprobs`` holds those of the last verdict, where they are asked for.
 
-    ``sampler`` is one of its samplers, for what is in the memory of all of them.
+    ``sampler`` is one of its samplers, for what is in the memory of all of them. ``constraint`` is the text's grammar.
     """
 
-    def __init__(self, slot: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, slot: SlotModel, settings: Settings, num_prompt_tokens: int, constraint: Constraint | None = None
+    ) -> None:
         self.model, samplers = slot.model, slot.samplers
         self.logprobs: list[TokenLogprobs] = []
         self._is_checked = False
-        self._processing = Processing(samplers, settings, num_prompt_tokens, self.model.spec.vocab_size)
+        vocab_size = self.model.spec.vocab_size
+        self._processing = Processing(samplers, settings, num_prompt_tokens, vocab_size, constraint)
         self._by_position = settings.rule == MATCH
         replaced = self._processing.replaced
         variant = "processed" if replaced else ""
@@ -51,7 +55,7 @@ class Target:
         the target's own draws, also where the rule is another. Drafted ids that come late are known afterwards.
 
         Raises ``ValueError`` when the buffers cannot hold it, ``ParityError`` when the first logits are not finite, and
-        ``UsageError`` when processors leave no id where the text goes on.
+        ``UsageError`` when processors and grammar leave no id where the text goes on.
         """
         model = self.model
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
@@ -76,10 +80,7 @@ class Target:
             verdict, tokens = rule.read(NUM_ACCEPTED, TOKENS)
         accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids are repetitions
         if accepted >= num_open:
-            raise UsageError(
-                f"logits_processors: no id is left after {len(committed) + accepted} tokens; "
-                "they must allow at least one whatever they have accepted"
-            )
+            raise self._processing.no_id_left(len(committed) + accepted)
         token = int(tokens[accepted])
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])

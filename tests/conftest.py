@@ -37,8 +37,8 @@ def has_nvidia_gpu() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Real models first: their files take minutes, and begun last they would leave one of two workers idle.
-    items.sort(key=lambda item: item.get_closest_marker("model") is None)
+    # What takes long comes first: begun last, one such file would leave one of two workers idle.
+    items.sort(key=lambda item: (item.get_closest_marker("model") is None, item.path.parts[-2] != "terminal"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not has_nvidia_gpu():
         for item in marked:

@@ -9,6 +9,7 @@ from specrt.tools.commands.align import align
 from specrt.tools.commands.bench import bench
 from specrt.tools.commands.build import build
 from specrt.tools.commands.chat import chat
+from specrt.tools.commands.compare import compare
 from specrt.tools.commands.doctor import doctor
 from specrt.tools.commands.export import export
 from specrt.tools.commands.generate import generate
@@ -32,7 +33,22 @@ def main() -> None:
     """Speculative decoding: export a target and a draft, then generate the target's own text faster."""
 
 
-for _command in (export, build, generate, chat, serve, verify, tune, bench, align, plan, inspect, doctor, gpu_check):
+for _command in (
+    export,
+    build,
+    generate,
+    chat,
+    serve,
+    verify,
+    tune,
+    bench,
+    align,
+    plan,
+    inspect,
+    doctor,
+    gpu_check,
+    compare,
+):
     main.add_command(_command)
 
 

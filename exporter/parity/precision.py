@@ -16,6 +16,7 @@ from specrt.engines.interface import Array
 from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
 from specrt.exporter.parity.reference import reference_logits
+from specrt.exporter.tracing.longrope import fixed_longrope, longrope_note
 
 FLOAT16_MAX = 65504.0
 _HEADROOM = 2.0
@@ -32,8 +33,15 @@ def expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress)
 
     In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 copy runs on the
     CPU. Raises ``ParityError`` when they are not finite; ``progress`` gets a line when activations of a TensorRT bundle
-    come close to the largest fp16 value.
+    come close to the largest fp16 value, and when short texts are rotated otherwise than in transformers.
     """
+    if line := longrope_note(model, spec.max_seq_len):
+        progress.note(line)
+    with fixed_longrope(model, spec.max_seq_len):
+        return _expected_logits(model, spec, ids, progress)
+
+
+def _expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress) -> Array:
     if spec.dtype == "bfloat16":
         cast_weights(model, torch.float32)
         logits = reference_logits(model, ids, spec.dialect)

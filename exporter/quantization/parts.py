@@ -10,7 +10,7 @@ from specrt.engines.interface import Array
 class LazyParts:
     """``make`` gives the integers of a weight, then its small parts: scales, and zero points where there are some.
 
-    It runs when the integers are asked for. The small parts are kept from then on; the integers are not.
+    It runs when the integers are requested. The small parts are then cached; the integers are not.
     """
 
     def __init__(self, make: Callable[[], tuple[Array, ...]]) -> None:

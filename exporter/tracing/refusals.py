@@ -135,8 +135,11 @@ def _value(config: Any, attribute: str) -> Any:
 
 
 def _is_dynamic(rope: Any) -> bool:
-    rows = [rope, *(row for row in rope.values() if isinstance(row, dict))] if isinstance(rope, dict) else []
-    return any("dynamic" in str(row.get("rope_type", "")) for row in rows)
+    """Also longrope of single layer types; that of the whole model is fixed at export (``longrope``)."""
+    if not isinstance(rope, dict):
+        return False
+    kinds = [str(row.get("rope_type", "")) for row in rope.values() if isinstance(row, dict)]
+    return "longrope" in kinds or any("dynamic" in kind for kind in (str(rope.get("rope_type", "")), *kinds))
 
 
 def _has_alibi(attention: Any) -> bool:

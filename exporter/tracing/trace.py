@@ -36,6 +36,7 @@ from specrt.exporter.tracing.emission import STANDARD_OPSET
 from specrt.exporter.tracing.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
 from specrt.exporter.tracing.experts import register_experts
 from specrt.exporter.tracing.kinds import Records, record
+from specrt.exporter.tracing.longrope import fixed_longrope
 from specrt.exporter.tracing.stamping import CannotStamp, Stamp, marked
 from specrt.exporter.tracing.state import Tracing, tracing
 
@@ -117,12 +118,10 @@ def _prepared(model: Any, spec: ModelSpec) -> Iterator[None]:
     attention, experts = model.config._attn_implementation, model.config._experts_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
-    frozen = _freeze_longrope(model, spec.max_seq_len)
     try:
-        yield
+        with fixed_longrope(model, spec.max_seq_len):
+            yield
     finally:
-        for module in frozen:
-            module.rope_type = _LONGROPE
         model.set_attn_implementation(attention)
         model.set_experts_implementation(experts)
 
@@ -206,18 +205,6 @@ def _name_dimensions(model: ir.Model, spec: ModelSpec) -> None:
             if value.name != tensor.name:
                 raise RuntimeError(f"graph has {value.name!r} where the contract has {tensor.name!r}")
             value.shape = ir.Shape(tensor.shape)
-
-
-_LONGROPE = "longrope"
-
-
-def _freeze_longrope(model: Any, max_seq_len: int) -> list[Any]:
-    """Use longrope's factors for ``max_seq_len`` at all positions instead of switching by length. -> changed modules"""
-    modules = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
-    for module in modules:
-        module(torch.zeros(1, dtype=torch.float32), torch.tensor([[max_seq_len - 1]]))
-        module.rope_type = "default"
-    return modules
 
 
 _read_operators = functools.cache(ONNXRegistry.from_torchlib)

@@ -9,6 +9,7 @@ from specrt.engines.interface import Binding
 from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.model import UNKNOWN, KVCachedModel
 from specrt.runtime.sampling.draft_sampler import DraftSampler
+from specrt.runtime.sampling.grammar import Constraint
 
 
 class Drafter(Protocol):
@@ -59,6 +60,7 @@ class ModelDrafter:
     It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
     and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
     it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
+    An id that a grammar forces takes no pass.
     """
 
     is_sampled = True
@@ -96,12 +98,19 @@ class ModelDrafter:
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
         drafted: list[int] = []
         for _ in range(k):
-            width, _ = self.model.feed(pending, 1)
-            token = self._sampler.draw(width, committed, drafted)
+            if self._sampler.is_complete(committed, drafted):
+                break
+            token = self._sampler.forced(committed, drafted)
+            if token is None:
+                width, _ = self.model.feed(pending, 1)
+                pending = ()
+                token = self._sampler.draw(width, committed, drafted)
             if token is None or token >= self._vocab_size:
                 break
             drafted.append(token)
-            pending = (token,)
+            pending = (*pending, token)
+            if not self.model.spec.knows(token):
+                break
         return drafted
 
     def _can_feed(self, committed: Sequence[int], pending: Sequence[int]) -> bool:
@@ -128,8 +137,8 @@ class DeferredDrafter(ModelDrafter):
         super().rollback(num_committed)
 
     @property
-    def last_ms(self) -> float:
-        """What the last draft took, known after the verdict on it."""
+    def last_ms(self) -> float | None:
+        """What the last draft took in ms, asked after the verdict on it; None where the device does not know it yet."""
         return self.model.binding.elapsed_ms()
 
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
@@ -143,6 +152,27 @@ class DeferredDrafter(ModelDrafter):
             pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
         self.model.binding.mark(1)
         return drafted
+
+
+class ConstrainedDrafter:
+    """The certain drafts of another up to the first id that a grammar forbids, and the ids that it forces then."""
+
+    is_sampled = False
+
+    def __init__(self, drafter: Drafter, constraint: Constraint) -> None:
+        self._drafter, self._constraint = drafter, constraint
+
+    def prefill(self, committed: Sequence[int]) -> None:
+        """See ``Drafter.prefill``."""
+        self._drafter.prefill(committed)
+
+    def propose(self, committed: Sequence[int], k: int) -> list[int]:
+        """See ``Drafter.propose``."""
+        return self._constraint.extended(committed, self._drafter.propose(committed, k), k)
+
+    def rollback(self, num_committed: int) -> None:
+        """See ``Drafter.rollback``."""
+        self._drafter.rollback(num_committed)
 
 
 class NGramDrafter:

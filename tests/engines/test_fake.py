@@ -174,7 +174,7 @@ def verified(binding: Binding, **shared: Array) -> Binding:
     return FakeSampler(SPEC).open({name: binding.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)})
 
 
-def test_a_sampler_judges_the_pass_whose_buffers_it_shares() -> None:
+def test_a_sampler_reads_the_pass_whose_buffers_it_shares() -> None:
     model = FakeEngine(SPEC, next_token).open()
     sampler = verified(model)
     first = next_token([7])

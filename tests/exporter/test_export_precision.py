@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Phi3Config
 
 import specrt
 from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
@@ -23,6 +23,7 @@ from specrt.engines.storage.integrity import check_files
 from specrt.exporter.options import ExportOptions
 from specrt.exporter.parity.precision import FLOAT16_MAX, expected_logits, largest_activation
 from specrt.exporter.parity.reference import check_parity, graph_logits, reference_logits
+from specrt.exporter.tracing.longrope import longrope_note
 from tests.exporter.tiny_pair import K, export_tiny
 from tests.exports import Exports
 from tests.progress import KeptProgress
@@ -133,3 +134,24 @@ def test_reference_is_what_two_passes_agree_on() -> None:
     assert (reference_logits(_Unsteady(2), ids) == 1).all()
     with pytest.raises(ParityError, match="logits differ in every pass"):
         reference_logits(_Unsteady(9), ids)
+
+
+def test_longrope_has_the_factors_of_the_bundle_s_context(exports: Exports) -> None:
+    """Beyond the original context the ids are transformers'. The reference text is shorter, and is compared too."""
+    original, rope = 64, {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 8}
+    rope |= {"long_factor": [1.0 + i for i in range(8)], "original_max_position_embeddings": original}
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    llama = tiny_llama_config()
+    sizes: dict[str, Any] = {
+        name: getattr(llama, name) for name in (*names, "initializer_range", "bos_token_id", "eos_token_id")
+    }
+    lengths: dict[str, Any] = {"max_position_embeddings": 256, "original_max_position_embeddings": original}
+    source = exports.model(Phi3Config(**sizes, **lengths, num_key_value_heads=2, pad_token_id=0, rope_parameters=rope))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    ids = torch.arange(3, 3 + original + 6)[None]
+    expected = model.generate(ids, max_new_tokens=20, do_sample=False, use_cache=False, eos_token_id=None)
+    with specrt.load(exports.bundle(source, max_seq_len=128), threads=1) as runtime:
+        found = runtime.generate(ids[0].tolist(), max_new_tokens=20, ignore_eos=True).token_ids
+    assert found == expected[0, ids.shape[1] :].tolist()
+    assert longrope_note(model, original) is None
+    assert "--max-seq-len 64" in str(longrope_note(model, 128))

@@ -224,8 +224,9 @@ def run(
     completion, stats, rounds = limits.completion(prompt), Stats(), []
     for done in generate_rounds(completion, target, drafter or NoDrafter()):
         stats.add(done)
-        rounds.append(list(done.emitted))
-        between(completion.tokens)
+        if done.emitted:  # not a pass of a long prompt
+            rounds.append(list(done.emitted))
+            between(completion.tokens)
         assert done.finish_reason == completion.finish_reason
     assert list(chain.from_iterable(rounds)) == completion.new_tokens
     return Run(rounds, completion.new_tokens, stats, completion.finish_reason)

@@ -58,6 +58,15 @@ def test_a_long_feed_is_cut_into_passes_that_leave_the_asked_rows_to_the_last(
     assert cache_of(target.model)[:end].tolist() == tokens[:end]
 
 
+def test_no_pass_is_narrower_than_the_minimum() -> None:
+    """A filler follows a token that is fed alone; it gets no place in the cache."""
+    engine = engine_of(hashed(15))
+    model = open_target(engine).model
+    model.min_width = 2
+    assert model.feed([3], 1) == (2, 2)
+    assert (engine.widths, engine.rows, model.kv_len) == ([2], [2], 1)
+
+
 def test_rollback_is_an_assignment_and_refuses_what_the_cache_does_not_hold() -> None:
     engine = engine_of(hashed(15))
     target = open_target(engine)

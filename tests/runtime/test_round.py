@@ -149,7 +149,7 @@ def test_a_draft_of_k_tokens_takes_one_pass_of_the_target() -> None:
     assert engine.widths == [5, 5, 5, 1]
 
 
-def test_drafts_shorter_than_k_are_judged_as_they_are() -> None:
+def test_drafts_shorter_than_k_are_verified_as_they_are() -> None:
     tokens = continuation(hashed(6), 14)
     lengths = iter([3, 0, 1, 0, 2, 0])
 

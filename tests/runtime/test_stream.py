@@ -283,6 +283,20 @@ def test_steps_are_the_rounds_of_the_stream(runtime: Runtime, draft: str) -> Non
     assert stream.elapsed_ms == stats.total_ms > 0
 
 
+def test_a_long_prompt_is_read_in_steps_that_emit_nothing(runtime: Runtime) -> None:
+    """Passes of 10 here: 25 tokens are two passes before the last one; what was read before a stop is kept."""
+    prompt = [(5 * index + 2) % 60 for index in range(25)]
+    stream = runtime.stream(prompt, max_new_tokens=12, num_speculative_tokens=K)
+    next(stream.steps)
+    stream.close()
+    stream = runtime.stream(prompt, max_new_tokens=12, num_speculative_tokens=K)
+    steps = list(stream.steps)
+    assert stream.result.stats.reused_prompt_tokens == 10
+    assert [len(step.token_ids) for step in steps[:2]] == [0, 1]
+    assert stream.result.token_ids == plain(prompt, ending_ids=[EOS], max_new_tokens=12).token_ids
+    assert stream.result.stats.rounds == len(steps) - 2
+
+
 def test_steps_that_are_left_give_the_slot_back(runtime: Runtime) -> None:
     num_idle = runtime.num_idle_slots
     stream = runtime.stream(PROMPT, max_new_tokens=30)

@@ -74,7 +74,7 @@ def serve_specrt(settings: Settings) -> tuple[Json, Generate]:
             "token_ids": stream.token_ids,
             "seconds": seconds,
             "arrivals": arrivals,
-            "rounds": [(len(done.drafted), done.num_accepted) for done in stream.rounds[1:]],
+            "rounds": [(len(done.drafted), done.num_accepted) for done in stream.rounds if not done.is_prefill],
             "phase_ms": phases,
             "peak_bytes": peak_bytes(),
         }

@@ -62,7 +62,7 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     from specrt.tools.serving.defaults import sampling_defaults
     from specrt.tools.serving.guard import keys_from_file
     from specrt.tools.serving.protocol.requests import Defaults
-    from specrt.tools.serving.server import Address, log_to_stderr, serve
+    from specrt.tools.serving.server import Address, serve
     from specrt.tools.serving.service import Config, Limits, Service, check_prefix
     from specrt.tools.terminal.progress import shown_progress
 
@@ -100,5 +100,4 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
         click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
         sys.stdout.flush()
 
-    log_to_stderr()
     serve(address, load, announce, keys, options["drain_timeout"])

@@ -135,6 +135,7 @@ def serve(
     Raises ``ResourceError`` where requests were cut off by the end of ``drain_timeout_s``.
     """
     with address.bind() as bound:
+        log_to_stderr()
         url = address.url(bound)
         server = Server(create_app(keys=keys), load, drain_timeout_s, lambda service: announce(url, service))
         server.start_loading()

@@ -206,7 +206,7 @@ class Service:
         def counted(outcome: Outcome) -> None:
             nonlocal begun
             if isinstance(outcome, Step):
-                if math.isnan(begun):
+                if math.isnan(begun) and outcome.token_ids:
                     begun = time.monotonic()
                     metrics.count_prefill(stream.stats)
                     metrics.observe("time_to_first_token_seconds", begun - job.arrived)

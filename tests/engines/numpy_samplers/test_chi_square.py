@@ -19,7 +19,7 @@ VOCAB_SIZE = 6
 K = 2
 TEMPERATURE = 0.7
 TOP_K = 4
-NUM_DRAWS = 200_000
+NUM_DRAWS = [60_000, pytest.param(200_000, marks=pytest.mark.slow)]
 NUM_WRONG_DRAWS = 6_000  # what fails with these fails with more
 NORMAL_QUANTILE = 3.719  # of 1 - alpha, alpha = 1e-4
 MIN_EXPECTED = 5
@@ -108,9 +108,10 @@ def test_chi_square_exceeds_the_critical_value_once_in_ten_thousand(degrees: int
     assert tail == pytest.approx(1e-4, rel=0.1)
 
 
-def test_what_is_committed_passes_as_the_target_s() -> None:
+@pytest.mark.parametrize("num_draws", NUM_DRAWS)
+def test_what_is_committed_passes_as_the_target_s(num_draws: int) -> None:
     by = tables()
-    assert is_target_s(committed(numpy_samplers.block, by, NUM_DRAWS), by.target)
+    assert is_target_s(committed(numpy_samplers.block, by, num_draws), by.target)
 
 
 # --- what must fail ------------------------------------------------------------------------------------------------

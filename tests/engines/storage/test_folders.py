@@ -53,7 +53,7 @@ def killed(place: Path, when: str, progress: KeptProgress | None = None) -> None
         process.send_signal(signal.SIGKILL)
 
 
-def test_what_a_killed_process_left_is_removed_and_told(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_and_reported(tmp_path: Path) -> None:
     while_it_lives = KeptProgress()
     killed(tmp_path / "bundle", "write", while_it_lives)
     assert while_it_lives.notes == []

@@ -132,7 +132,7 @@ def test_a_file_is_hashed_once_and_then_remembered(bundle: Bundle, hashed: list[
     assert len(hashed) == 3
 
 
-def test_long_hashing_tells_its_bytes_before_and_while_it_reads_them(
+def test_long_hashing_reports_its_bytes_before_and_while_it_reads_them(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = sum(map(len, CONTENTS.values()))
@@ -198,7 +198,7 @@ def test_a_ledger_that_cannot_be_written_only_costs_time(bundle: Bundle, hashed:
     assert len(hashed) == 6
 
 
-def test_sha256_tells_the_bytes_it_has_read(tmp_path: Path) -> None:
+def test_sha256_reports_the_bytes_it_has_read(tmp_path: Path) -> None:
     content = b"x" * (CHUNK_BYTES + 5)
     (tmp_path / "file").write_bytes(content)
     reported = KeptProgress()

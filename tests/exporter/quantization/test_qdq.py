@@ -48,6 +48,8 @@ def dequantized(weight: Array, layout: Layout, dtype: np.dtype[Any]) -> Array:
     wide = scales.astype(np.float32)
     by_row = np.repeat(wide, layout.block_size, axis=0) if layout.block_size else wide[None]
     result: Array = integers.astype(np.float32) * by_row
+    inside = np.abs(integers) < 2 ** (layout.bits - 1) - 1
+    assert (np.abs(result - weight) <= 0.501 * np.abs(by_row))[inside].all(), "to the nearest integer"
     return result
 
 

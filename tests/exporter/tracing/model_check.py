@@ -56,7 +56,9 @@ def compare(config: Any) -> Comparison:
             eos_token_id=None,
             pad_token_id=0,
         )
-    spec = ModelSpec(observation.vocab_size, 200, 208, 120, max(_WIDTHS), "float32", observation.kv_layers)
+    spec = ModelSpec(
+        observation.vocab_size, _LENGTH, _LENGTH + 8, _LENGTH, max(_WIDTHS), "float32", observation.kv_layers
+    )
     graph = optimize(trace(model, spec), spec)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"

@@ -23,6 +23,15 @@ from tests.exporter.tracing.architectures import VOCAB_SIZE, WINDOW, tiny_config
 from tests.exporter.tracing.model_types import tiny_config_of
 
 _SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
+_LONGROPE = {
+    **_DEFAULT,
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
 REFUSED: dict[str, tuple[Any, str]] = {
     "recurrent state": (hf.MambaConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2), "state space model"),
     "hybrid": (hf.JambaConfig(**_SMALL, num_key_value_heads=2), "linear_attention"),
@@ -52,6 +61,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "attention sinks": (hf.GptOssConfig(**_SMALL, num_key_value_heads=2, head_dim=16), "attention sinks (s_aux)"),
     "dynamic rope": (
         tiny_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
+        "dynamic rope",
+    ),
+    "longrope of a layer type": (
+        tiny_config("gemma3", rope_parameters={"full_attention": _LONGROPE, "sliding_attention": _DEFAULT}),
         "dynamic rope",
     ),
     "encoder": (hf.BertConfig(**_SMALL), "attention is bidirectional"),

@@ -161,7 +161,13 @@ def two_windows() -> Any:
     return tiny_model("gemma3", num_hidden_layers=3, layer_types=types)
 
 
-@pytest.mark.parametrize("make", [two_windows, lambda: odd_second_layer(wider, 3)], ids=["gemma3", "odd layer"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(two_windows, id="gemma3"),
+        pytest.param(lambda: odd_second_layer(wider, 3), id="odd layer", marks=pytest.mark.slow),
+    ],
+)
 def test_stamped_is_traced_whole(make: Callable[[], Any], tmp_path: Path) -> None:
     model = make()
     spec = spec_of(model)

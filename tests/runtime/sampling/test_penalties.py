@@ -261,6 +261,16 @@ def test_a_processor_made_for_the_target_s_vocabulary_may_be_used_with_any_draft
     assert runtime.generate([1, 2], **options).token_ids == plain
 
 
+@pytest.mark.parametrize("draft", ["none", "model"])
+def test_a_processor_does_not_lift_a_ban(runtime: Runtime, draft: str) -> None:
+    def prefers_5(prefix: Sequence[int], logits: Array) -> None:
+        logits[5] = 1000
+
+    options: dict[str, Any] = {"max_new_tokens": 8, "draft": draft, "logits_processors": [prefers_5]}
+    assert runtime.generate([1, 2], **options).token_ids == [5] * 8
+    assert 5 not in runtime.generate([1, 2], **options, banned_token_ids=[5]).token_ids
+
+
 ALL_IDS: list[dict[str, Any]] = [
     {"banned_token_ids": range(64)},
     {"stop_token_ids": range(64), "min_new_tokens": 2},

@@ -113,7 +113,7 @@ def test_characters_come_when_they_are_whole() -> None:
     assert [stream.push(first), stream.flush()] == ["", REPLACEMENT]
 
 
-def test_a_run_of_byte_tokens_is_judged_as_a_whole() -> None:
+def test_a_run_of_byte_tokens_is_decoded_as_a_whole() -> None:
     """One wrong byte spoils characters before it in the run, so none may have been emitted."""
     tokenizer = pieces("llama")
     good, bad, word = [0xE4, 0xBD, 0xA0], 0xFF, id_of(tokenizer, "▁a")
@@ -152,6 +152,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(decoder: Any, request: pyt
         codec(tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"])
 @given(data=st.data())

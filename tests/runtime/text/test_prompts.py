@@ -36,6 +36,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("messages", CONVERSATIONS.values(), ids=CONVERSATIONS)
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b"])
@@ -44,6 +45,7 @@ def test_real_templates_encode_as_in_transformers(name: str, messages: list[dict
     assert real_codec(name).encode(messages) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma3-270m"])
 @pytest.mark.parametrize("text", ["The  capital\n", "<|im_start|>user", "你好 😀"])

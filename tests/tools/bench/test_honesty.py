@@ -175,7 +175,7 @@ def test_a_journal_keeps_answers(tmp_path: Path) -> None:
     assert again.settled("max_new_tokens", 9) == 7
 
 
-def test_the_order_of_the_contenders_is_drawn_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
+def test_the_order_of_the_methods_is_shuffled_for_each_block(tiny_bundle: Path, fakes: Any) -> None:
     kept = KeptProgress()
     fakes(tiny_bundle, "other", repeats=4, progress=kept)
     order = [step.split(":")[0] for step in kept.steps if "repeat" in step]

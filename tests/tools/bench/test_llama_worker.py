@@ -117,6 +117,7 @@ def test_a_real_model_answers_what_its_dequantized_weights_find_likely(tiny_bund
             worker.ask(prompt_ids=[1] * 600, max_new_tokens=4, draft="none", k=0, ignore_eos=False)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @needs_package
 def test_other_ids_are_reported_and_no_error(tiny_bundle: Path, smollm2: Path) -> None:

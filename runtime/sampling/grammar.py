@@ -1,0 +1,213 @@
+"""Structured output: which ids a grammar allows after a prefix, by llguidance, for target and draft.
+
+A mask is a function of the prefix alone, whatever was drafted and rejected before: so speculation with masked p and
+masked q is exact. The mask holds every id after which the grammar can still be completed, and not only the canonical
+tokens of a text that the grammar forces. An end-of-sequence id is allowed where the text may end; where nothing else
+is possible, the text is complete, and ends without one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.interface import Array
+from specrt.runtime.sampling.masks import Mask, MaskedRows
+from specrt.runtime.structured import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_COMPILED = 32  # grammars that a runtime keeps
+_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*")
+_POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
+
+
+class Vocabulary:
+    """What llguidance wants of a tokenizer: bytes by id, none for ids without text, and one id more for the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, token_bytes: Callable[[int], bytes], special_ids: Collection[int], vocab_size: int) -> None:
+        self.tokens = [*map(token_bytes, range(vocab_size)), b"<end>"]
+        self.eos_token_id = vocab_size
+        self.special_token_ids = [*special_ids, vocab_size]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """No text is tokenized: masks are not narrowed to canonical tokens."""
+        return []
+
+
+class Grammars:
+    """The grammars of a runtime, compiled once each. May be used from several threads.
+
+    ``make_vocabulary`` is called when the first grammar is needed. Raises ``BackendError`` without llguidance.
+    """
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
+        self._make_vocabulary, self._eos_token_ids = make_vocabulary, tuple(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._vocab_size = 0
+        self._compiled: dict[Grammar, LLMatcher] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, grammar: Grammar) -> LLMatcher:
+        """The matcher before any token. Raises ``UsageError`` for a grammar that is invalid or not supported."""
+        with self._lock:
+            found = self._compiled.pop(grammar, None) or self._compile(grammar)
+            self._compiled[grammar] = found  # the newest last
+            if len(self._compiled) > MAX_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return found
+
+    def constraint(self, grammar: Grammar, ending_ids: Collection[int], num_prompt_tokens: int) -> Constraint:
+        """What ``grammar`` allows in one generation, which ``ending_ids`` end."""
+        matcher = self.compiled(grammar)
+        ends = [token for token in self._eos_token_ids if token in ending_ids]
+        return Constraint(grammar.option, matcher, self._vocab_size, ends, ending_ids, num_prompt_tokens)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        llguidance = _llguidance(grammar.option)
+        if self._tokenizer is None:
+            vocabulary = self._make_vocabulary()
+            self._vocab_size = vocabulary.eos_token_id
+            self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=len(vocabulary.tokens))
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher: LLMatcher = llguidance.LLMatcher(self._tokenizer, grammar.lark, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise UsageError(f"{grammar.option}: {_reason(matcher)}; see docs/structured.md for what is supported")
+        first = Constraint(grammar.option, matcher, self._vocab_size, (), (), 0)
+        if first.is_complete(()):
+            raise UsageError(f"{grammar.option}: allows the empty text only, expected one that has a token at least")
+        return matcher
+
+
+class Constraint:
+    """A grammar in one generation, of which the first ``num_prompt_tokens`` tokens are none of its business.
+
+    Ask about prefixes that the grammar allows, in any order, but ``committed`` only grows. ``eos_token_ids`` are
+    allowed where the text may end; after one of ``ending_ids`` it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        ending_ids: Collection[int],
+        num_prompt_tokens: int,
+    ) -> None:
+        self.name = name
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._vocab_size, self._eos_token_ids, self._ending_ids = vocab_size, list(eos_token_ids), frozenset(ending_ids)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._consumed: list[int] = []
+        self._num_committed = 0  # of the consumed ones
+        self._masks: dict[int, Mask] = {}  # by the number of tokens before
+        self._rows = MaskedRows()
+
+    def mask(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> Mask:
+        """The ids that may follow ``committed`` and ``ahead``. None are left where no token continues the text."""
+        self._seek(committed, ahead)
+        position = len(self._consumed)
+        if position not in self._masks:
+            self._masks[position] = self._computed()
+        return self._masks[position]
+
+    def is_complete(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
+        """Whether the text has ended: by an ending id, or since nothing but the end may follow."""
+        return self._is_ended(committed, ahead) or self.mask(committed, ahead).is_end
+
+    def forced(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> int | None:
+        """The only id that may follow; None where there are others, or none."""
+        return None if self.is_complete(committed, ahead) else self.mask(committed, ahead).only
+
+    def extended(self, committed: Sequence[int], drafted: Sequence[int], k: int) -> list[int]:
+        """``drafted`` up to the first id that is forbidden, and what is forced then: at most ``k`` ids.
+
+        Exact for drafts that are certain, since what is cut off has probability 0 in p.
+        """
+        kept: list[int] = []
+        for token in drafted[:k]:
+            if self.is_complete(committed, kept) or not self.mask(committed, kept).allows(token):
+                break
+            kept.append(token)
+        while len(kept) < k and (forced := self.forced(committed, kept)) is not None:
+            kept.append(forced)
+        return kept
+
+    def apply(self, logits: Array, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
+        """Mask rows [R, V] f32: the first follows ``committed`` and ``ahead``, each next one a drafted id more.
+
+        Rows that cannot be reached stay as they are. Returns how many have an id left before the first that has none,
+        which stays as it was too.
+        """
+        prefix = list(ahead)
+        for row in range(len(logits)):
+            if self._is_ended(committed, prefix) or (mask := self.mask(committed, prefix)).is_end:
+                break
+            if not self._rows.apply(mask, logits[row]):
+                return row
+            if row >= len(drafted) or not mask.allows(drafted[row]):
+                break
+            prefix.append(drafted[row])
+        return len(logits)
+
+    def _is_ended(self, committed: Sequence[int], ahead: Sequence[int]) -> bool:
+        if ahead:
+            return ahead[-1] in self._ending_ids
+        return len(committed) > self._num_prompt_tokens and committed[-1] in self._ending_ids
+
+    def _computed(self) -> Mask:
+        words = np.zeros(self._vocab_size // 32 + 1, np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():  # a dead end, from which a matcher does not come back
+            self._matcher, self._consumed, self._num_committed = self._fresh.deep_copy(), [], 0
+            words[:] = 0
+        return Mask(words.view(np.uint8), self._vocab_size, self._eos_token_ids)
+
+    def _seek(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
+        """Bring the matcher to the end of ``ahead``, from wherever it is."""
+        known = self._num_committed
+        wanted = [*committed[self._num_prompt_tokens + known :], *ahead]
+        beyond = self._consumed[known:]
+        same = next((i for i, pair in enumerate(zip(beyond, wanted, strict=False)) if pair[0] != pair[1]), None)
+        num_same = min(len(beyond), len(wanted)) if same is None else same
+        if num_back := len(beyond) - num_same:
+            self._matcher.rollback(num_back)
+            del self._consumed[known + num_same :]
+        for token in wanted[num_same:]:
+            if self._matcher.try_consume_tokens([token]) != 1:
+                raise ValueError(f"{self.name}: asked about a prefix with id {token}, which it forbids")
+            self._consumed.append(token)
+        self._num_committed = len(committed) - self._num_prompt_tokens
+        # Masks of the round: those of committed prefixes are not asked for again, those of rejected ones are wrong.
+        least, most = self._num_committed, known + num_same
+        self._masks = {at: mask for at, mask in self._masks.items() if least <= at <= most}
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's message in one line, without its quotation of the grammar."""
+    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    text = text.removeprefix("failed to compile JSON schema: ")
+    for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer ")):
+        if text.startswith(begin):
+            text = f"{keyword}: {text}"
+    return " ".join(text.split())
+
+
+def _llguidance(option: str) -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise BackendError(
+            f"{option}: it needs llguidance, which is not installed; install it with pip install 'specrt[grammar]'"
+        ) from error
+    return llguidance
