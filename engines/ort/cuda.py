@@ -1,7 +1,7 @@
-"""ONNX Runtime's CUDA provider behind the interface, on memory that is ours, in the one stream that all work goes to.
+"""ONNX Runtime's CUDA provider behind the interface, on specrt's memory, in the one stream used for all work.
 
-No CUDA graphs: ``GroupQueryAttention`` wants ``total_sequence_length`` on the host and chooses its kernels by it, so a
-graph would repeat the length it was captured with; and to replay one, ONNX Runtime 1.32 waits.
+No CUDA graphs: ``GroupQueryAttention`` reads ``total_sequence_length`` on the host and selects its kernels by it, so a
+graph would repeat the length it was captured with. Also, ONNX Runtime 1.32 waits when it replays a graph.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OrtCudaBackend(OrtBackend):
 class OrtCudaEngine:
     """A graph and its weights on the GPU.
 
-    Raises ``BackendError`` where the provider is missing or not in force, or the bundle's dtype has no kernels there;
-    ``BundleError`` when the graph cannot be loaded or is not that of ``contract``.
+    Raises ``BackendError`` if the provider is missing or inactive or has no kernels for the bundle's dtype, and
+    ``BundleError`` if the graph cannot be loaded or does not match ``contract``.
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
@@ -66,10 +66,10 @@ class OrtCudaEngine:
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
-        """A session without nodes on the CPU; where that cannot be, one with some, and the reason."""
+        """A session without nodes on the CPU; if that is impossible, one with such nodes, and the reason."""
         try:
             return self._session(graph, threads, strict=True), None
-        except Exception as error:  # onnxruntime's exceptions share no base of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             reason = str(error).splitlines()[0]
         try:
             return self._session(graph, threads, strict=False), reason
@@ -103,7 +103,7 @@ def _check_dtype(graph: Path, contract: Contract) -> None:
 
 
 class OrtCudaBinding(DeviceBinding):
-    """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
+    """The memory and bindings of one slot; see ``specrt.engines.interface.Binding``."""
 
     def __init__(self, engine: OrtCudaEngine, shared: Mapping[str, Any]) -> None:
         self._engine = engine
@@ -137,7 +137,7 @@ class OrtCudaBinding(DeviceBinding):
         self._bound.clear()
 
 
-_BFLOAT16 = 16  # ONNX's number of the type, which numpy has not
+_BFLOAT16 = 16  # ONNX's number of this type, which numpy does not have
 
 
 def _element(dtype: str) -> Any:

@@ -19,9 +19,9 @@ from specrt.runtime.slots import SlotModel
 class DraftSampler:
     """The next id of ``draft``, which drafts for ``target``: the first most likely one when greedy, else a drawn one.
 
-    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``block``
-    the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on a device,
-    where rows are not always aligned, they are copied there.
+    With ``match`` it draws with the target's own uniforms for the position, so that the two often agree. With ``block``
+    the probabilities of step ``i`` go to ``draft_probs[i]``, where the target's rule reads them. On a device, where
+    rows are not always aligned, they are copied there.
     """
 
     def __init__(self, draft: SlotModel, target: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
@@ -53,13 +53,13 @@ class DraftSampler:
         self._random = samplers.host[UNIFORMS]  # [1, 3] f32
 
     def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave.
+        """The next id after ``committed`` and ``drafted``, from the logits of the last pass, of ``width`` tokens.
 
-        None when processors leave no id there. After ids that come late the next one does too.
+        None if processors allow no id there. After deferred ids the next one is deferred too.
         """
         if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
             return None
-        step = len(drafted) if len(self._samplers) > 1 else 0  # a sampler for each row of q, or one for all
+        step = len(drafted) if len(self._samplers) > 1 else 0  # one sampler for each row of q, or one for all rows
         if self._uniforms is not None:
             self._warps[step].run(width, 1)
             if self._by_position:

@@ -1,4 +1,4 @@
-"""What changes logits before they are verified: the ``penalties`` sampler with its counts, and processors in Python."""
+"""Changes to logits before verification: the ``penalties`` sampler with its counts, and processors in Python."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from specrt.runtime.settings import Settings
 
 
 class Penalties:
-    """The ``penalties`` sampler of one generation. Counts follow the tokens: what is drafted and rejected is
-    uncounted.
+    """The ``penalties`` sampler of one generation. Its counts follow the tokens: rejected drafted tokens are
+    subtracted again.
     """
 
     def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int) -> None:
@@ -54,7 +54,7 @@ class Penalties:
         self._binding.upload()
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Process ``rows`` rows, the first of which follows ``committed`` and ``ahead``."""
+        """Process ``rows`` rows. The first one follows ``committed`` and ``ahead``."""
         self._count(committed, ahead)
         num_new = len(committed) + len(ahead) - self._num_prompt_tokens
         self._unending[0] = max(0, self._min_new_tokens - num_new)
@@ -62,7 +62,7 @@ class Penalties:
         self._binding.run(width, rows)
 
     def _count(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Uncount what was not committed when it was counted, then count up to the end of ``ahead``."""
+        """Subtract the tokens that were not yet committed when counted, then count to the end of ``ahead``."""
         counted, changed = self._counted, []
         while len(counted) > self._num_committed:
             changed.append(counted.pop())
@@ -86,10 +86,10 @@ class Penalties:
 class Processors:
     """Python callables on the rows of ``processed_logits``, in turn.
 
-    A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
-    never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are. What was banned before
-    stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another. Logits
-    are ``source`` of the binding that made them, and go to ``processed_logits`` of ``output``.
+    A processor is called for a row only if the processors allow every drafted id before it, so a grammar never sees a
+    prefix that it forbids. Later rows cannot be reached and are not changed. Banned ids stay banned. Each call gets
+    ``vocab_size`` logits, the target's number, even for a draft with another vocabulary. Logits are read from tensor
+    ``source`` of the binding that computed them and written to ``processed_logits`` of ``output``.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Processors:
         self._vocab_size, self._num_shared = vocab_size, min(vocab_size, maker.memory[source].shape[1])
 
     def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Change rows [R, V] f32; return how many have an id left before the first that has none.
+        """Change rows [R, V] f32; return the number of rows before the first in which no id is allowed.
 
-        That one is left as it was. Raises ``UsageError`` when a processor returns another shape.
+        That row is not changed. Raises ``UsageError`` if a processor returns another shape.
         """
         logits = self._maker.read(self._source)[0][:rows].copy()
         num_open = self._process(logits, (*committed, *ahead), drafted)
@@ -118,7 +118,7 @@ class Processors:
         return len(logits)
 
     def _apply(self, prefix: tuple[int, ...], row: Array) -> bool:
-        """Whether an id is left."""
+        """Whether an id is allowed."""
         logits = np.full(self._vocab_size, -np.inf, np.float32)
         logits[: self._num_shared] = row[: self._num_shared]
         is_banned = logits == -np.inf
@@ -138,7 +138,7 @@ class Processors:
 
 
 class Processing:
-    """Penalties, then processors, for one generation; ``replaced`` is the memory that the next sampler reads."""
+    """Penalties, then processors, of one generation. ``replaced`` is the memory that the next sampler reads."""
 
     def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
         self._penalties = Penalties(samplers, settings, num_prompt_tokens) if settings.penalizes else None
@@ -152,9 +152,9 @@ class Processing:
             self.replaced = {LOGITS: samplers.memory[PROCESSED_LOGITS]}
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more.
+        """Process ``rows`` rows. The first follows ``committed`` and ``ahead``, each next one a drafted id more.
 
-        Returns how many have an id left before the first that has none.
+        Returns the number of rows before the first in which no id is allowed.
         """
         if self._penalties is not None:
             self._penalties.run(width, rows, committed, ahead)
