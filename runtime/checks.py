@@ -54,7 +54,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     """As a tuple."""
     found = _several(name, value, "texts")
     if wrong := [text for text in found if not isinstance(text, str)]:
-        raise UsageError(f"{name}: got {wrong[0]!r}, expected texts")
+        raise UsageError(f"{name}: got {wrong[0]!r}, expected strings")
     return found
 
 
@@ -94,5 +94,5 @@ def _plain(token_id: Any) -> Any:
 def _several(name: str, value: Any, kind: str) -> tuple[Any, ...]:
     """The items as a tuple. An iterator can be read only once."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put one alone into brackets")
+        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put a single one in brackets")
     return tuple(value)

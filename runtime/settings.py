@@ -88,7 +88,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: b
     values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
     _check_model_defaults(values, sources)
     if values["top_k"] >= manifest.target.spec.vocab_size:
-        values["top_k"], sources["top_k"] = 0, "as many as there are ids"
+        values["top_k"], sources["top_k"] = 0, "the number of ids"
     if reason := _why_greedy(values):
         values.update(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
         sources.update(dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), reason))
@@ -188,7 +188,7 @@ def _is_adaptive(options: GenerationOptions, k: int, is_greedy: bool, sources: d
         sources["is_adaptive"] = f"seed with rule {options.rule}"
         return False
     sources["is_adaptive"] = "draft is auto" if is_asked else "K is not given"
-    sources["num_speculative_tokens"] += ", as the most"
+    sources["num_speculative_tokens"] += ", as the maximum"
     return True
 
 
@@ -208,7 +208,7 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: 
 
 def _rule(options: GenerationOptions, draft: str, is_greedy: bool, shares_memory: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
-        sources["rule"] = "both rules are one when greedy" if is_greedy else "nothing is drafted"
+        sources["rule"] = "both rules are the same when greedy" if is_greedy else "nothing is drafted"
         return MATCH
     samples = draft in ("model", "auto")
     if options.rule is not None:

@@ -55,11 +55,11 @@ class OrtCudaEngine:
         providers = self.session.get_providers()
         if providers[:1] != [_CUDA]:
             raise BackendError(
-                f"device cuda: asked for {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
+                f"device cuda: expected {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
                 f"of another version, see 'specrt doctor'"
             )
         if not_strict is not None:
-            line = f"{graph}: some of it runs on the CPU and is copied in every pass ({not_strict}); expect slow rounds"
+            line = f"{graph}: parts of it run on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
             warnings.warn(line, stacklevel=2)
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()

@@ -99,7 +99,7 @@ def _checked_dicts(name: str, value: Any, kind: str) -> list[Any] | None:
     if value is None:
         return None
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise UsageError(f"{name}: got {short_repr(value)}, expected a list of {kind}; put one alone into brackets")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected a list of {kind}; put a single one in brackets")
     if wrong := [item for item in value if not isinstance(item, Mapping)]:
         raise UsageError(f"{name}: got {short_repr(wrong[0])} in the list, expected {kind}")
     return [_plain_variable(name, item) for item in value]
