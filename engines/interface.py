@@ -88,8 +88,8 @@ class Binding(Protocol):
         """Record the time at which all earlier work is done; ``number`` is 0 or 1."""
         ...
 
-    def elapsed_ms(self) -> float:
-        """Time from mark 0 to mark 1, after both were waited for."""
+    def elapsed_ms(self) -> float | None:
+        """Time from mark 0 to mark 1; None until the device has reached both."""
         ...
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.settings import Settings
 
 
@@ -36,15 +37,23 @@ class Completion:
     """The completion of ``prompt`` under ``settings``, in a context of ``max_seq_len`` tokens.
 
     ``tokens`` holds the prompt and the tokens committed after it. Once it has ended, ``finish_reason`` is ``stop`` or
-    ``length``, and ``stop`` is the stop string or the ending id that was found, if any.
+    ``length``, and ``stop`` is the stop string or the ending id that was found, if any. With a ``constraint`` it also
+    ends when the grammar allows no further token.
     """
 
-    def __init__(self, prompt: Sequence[int], settings: Settings, max_seq_len: int, text: Text | None = None) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        max_seq_len: int,
+        text: Text | None = None,
+        constraint: Constraint | None = None,
+    ) -> None:
         self.tokens, self.num_prompt_tokens = list(prompt), len(prompt)
         self.settings = settings
         self._ending_ids = frozenset(settings.ending_ids)
         self._end = min(len(prompt) + settings.max_new_tokens, max_seq_len)
-        self._text = text or NoText()
+        self._text, self.constraint = text or NoText(), constraint
         self.finish_reason: str | None = "length" if len(prompt) >= self._end else None
         self.stop: int | str | None = None
 
@@ -71,13 +80,16 @@ class Completion:
     def _ends_with(self, token: int) -> bool:
         """Set ``finish_reason`` and ``stop`` if the newest token, ``token``, is the last one."""
         text, is_ending_id, is_full = self._text, token in self._ending_ids, len(self.tokens) == self._end
+        is_complete = self.constraint is not None and self.constraint.is_complete(self.tokens)
         text.push(token, len(self.tokens) - self.num_prompt_tokens >= self.settings.min_new_tokens)
-        if text.matched is None and (is_ending_id or is_full):
+        if text.matched is None and (is_ending_id or is_complete or is_full):
             text.end()  # an incomplete character that becomes text now may complete a stop string
         if text.matched is not None:
             self.finish_reason, self.stop = "stop", text.matched
         elif is_ending_id:
             self.finish_reason, self.stop = "stop", token
+        elif is_complete:
+            self.finish_reason = "stop"
         elif is_full:
             self.finish_reason = "length"
         return self.finish_reason is not None

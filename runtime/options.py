@@ -13,7 +13,7 @@ from typing import Any, TypedDict, get_args, get_type_hints
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
 from specrt.engines.samplers import BLOCK, MATCH, MAX_TOP_LOGPROBS, NUM_SORTED_WIDE
-from specrt.runtime import checks
+from specrt.runtime import checks, structured
 from specrt.runtime.sampling.uniforms import MAX_SEED
 from specrt.runtime.text.messages import ChatOptions
 
@@ -50,6 +50,10 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     banned_token_ids: Sequence[int]
     logits_processors: Sequence[LogitsProcessor]
+    json_schema: Mapping[str, Any] | bool | str | None
+    regex: str | None
+    grammar: str | None
+    json_object: bool
     chat_template_kwargs: Mapping[str, Any] | None
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_name: str | None
@@ -80,6 +84,8 @@ class GenerationOptions:
     * ``logit_bias`` is added to the logits of an id; ``banned_token_ids`` cannot be generated.
     * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They only see
       prefixes that they allow, must depend on their arguments alone, and copy the logits to the host and back.
+    * ``json_schema`` (a dict, or JSON text), ``regex``, ``grammar`` (in llguidance's Lark) or ``json_object`` (any JSON
+      object): the format of the whole text (``specrt.runtime.sampling.grammar``). At most one of them.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
     * ``logprobs``: the log-probability of each emitted token, with those of this many of the target's most likely ids.
     * ``visible_special_tokens``: special tokens that are part of the text, such as the marker of a tool call.
@@ -125,6 +131,12 @@ class GenerationOptions:
     logit_bias: Mapping[int, float] | None = _option(None, "Added to the logits of a token.", check=checks.biases)
     banned_token_ids: Sequence[int] = _option((), "Never generated.", check=checks.token_ids)
     logits_processors: Sequence[LogitsProcessor] = _option((), "Change logits in Python.", check=checks.processors)
+    json_schema: Mapping[str, Any] | bool | str | None = _option(
+        None, "The text is JSON of this schema.", check=structured.schema_text
+    )
+    regex: str | None = _option(None, "The text matches this regular expression.", check=structured.pattern_text)
+    grammar: str | None = _option(None, "The text follows this Lark grammar.", check=structured.lark_text)
+    json_object: bool = _option(False, "The text is a JSON object.")
     chat_template_kwargs: Mapping[str, Any] | None = _option(
         None, "Variables of the chat template.", check=checks.of_template
     )
@@ -151,7 +163,13 @@ class GenerationOptions:
             raise UsageError(
                 f"min_new_tokens: got {self.min_new_tokens}, expected at most max_new_tokens ({self.max_new_tokens})"
             )
-        _ = self.chat
+        _ = self.chat, self.structure
+
+    @property
+    def structure(self) -> structured.Grammar | None:
+        """The grammar of the text, if one is given. Raises ``UsageError`` for several."""
+        schema: Any = self.json_schema
+        return structured.grammar_of(schema, self.regex, self.grammar, self.json_object)
 
     @property
     def chat(self) -> ChatOptions:

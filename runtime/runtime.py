@@ -16,13 +16,21 @@ from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
 from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
-from specrt.runtime.drafting.drafters import DeferredDrafter, Drafter, ModelDrafter, NGramDrafter, NoDrafter
+from specrt.runtime.drafting.drafters import (
+    ConstrainedDrafter,
+    DeferredDrafter,
+    Drafter,
+    ModelDrafter,
+    NGramDrafter,
+    NoDrafter,
+)
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Round, generate_rounds
 from specrt.runtime.sampling.draft_sampler import DraftSampler
+from specrt.runtime.sampling.grammar import Constraint, Grammars, Vocabulary
 from specrt.runtime.settings import Settings, settings_of
 from specrt.runtime.slots import LoadedModel, Slot, SlotModel, SlotPool, sampler_engines
 from specrt.runtime.stream import Stream
@@ -79,6 +87,7 @@ class Runtime:
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
+        self._grammars = Grammars(self._vocabulary, self.manifest.eos_token_ids)
         drafting = self._open_draft_backend(draft_backend, draft_device)
         self._shares_memory = drafting.device == self.device
         self._target = LoadedModel(self._target_backend, target)
@@ -118,7 +127,10 @@ class Runtime:
                 "shorten it, or export with a larger --max-seq-len"
             )
         text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
-        completion, stats = Completion(ids, settings, max_seq_len, text), Stats()
+        constraint: Constraint | None = None
+        if settings.structure is not None:
+            constraint = self._grammars.constraint(settings.structure, settings.ending_ids, len(ids))
+        completion, stats = Completion(ids, settings, max_seq_len, text, constraint), Stats()
         return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
@@ -157,22 +169,31 @@ class Runtime:
             slot.draft = self._new_draft()
         return slot
 
-    def begin(self, slot: Slot, prompt: Sequence[int], settings: Settings) -> tuple[Target, Drafter]:
+    def begin(
+        self, slot: Slot, prompt: Sequence[int], settings: Settings, constraint: Constraint | None = None
+    ) -> tuple[Target, Drafter]:
         """Target and drafter of a generation in ``slot``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
-        target = Target(slot.target, settings, len(prompt))
-        model = self._begin_draft(slot, prompt, settings, target) if settings.draft in ("model", "auto") else None
+        target = Target(slot.target, settings, len(prompt), constraint)
+        model: ModelDrafter | None = None
+        if settings.draft in ("model", "auto"):
+            model = self._begin_draft(slot, prompt, settings, target, constraint)
         if not settings.is_adaptive:
-            return target, model or (NGramDrafter() if settings.draft == "ngram" else NoDrafter())
+            return target, model or _certain_drafter(settings, constraint)
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
         end = min(len(prompt) + settings.max_new_tokens, self.manifest.target.spec.max_seq_len)
-        return target, AdaptiveDrafter(ngram, model, self.estimates, _min_width(settings), end=end)
+        return target, AdaptiveDrafter(
+            ngram, model, self.estimates, _min_width(settings), end=end, constraint=constraint
+        )
 
-    def _begin_draft(self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target) -> ModelDrafter:
+    def _begin_draft(
+        self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target, constraint: Constraint | None
+    ) -> ModelDrafter:
         if slot.draft is None:
             slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
         slot.draft.begin(prompt, min_width=1)
-        model, sampler = slot.draft.model, DraftSampler(slot.draft, slot.target, settings, len(prompt))
+        sampler = DraftSampler(slot.draft, slot.target, settings, len(prompt), constraint)
+        model = slot.draft.model
         if self._is_deferred(model, target.model, settings):
             return DeferredDrafter(model, sampler, self._vocab_size, target.sampler)
         return ModelDrafter(model, sampler, self._vocab_size)
@@ -180,9 +201,9 @@ class Runtime:
     def _is_deferred(self, draft: KVCachedModel, target: KVCachedModel, settings: Settings) -> bool:
         """Whether drafted ids go from draft to target on the device, without the host.
 
-        Then the host must not need them for penalties or processors, and all must be in the target's vocabulary.
+        Then the host must not need them for penalties, processors or grammars. All must be in the target's vocabulary.
         """
-        is_processed = settings.penalizes or bool(settings.logits_processors)
+        is_processed = settings.penalizes or bool(settings.logits_processors) or settings.structure is not None
         is_known = not settings.is_greedy or draft.spec.vocab_size <= self._vocab_size
         is_async = self._shares_memory and draft.binding.is_async and target.binding.is_async
         return is_async and is_known and not is_processed
@@ -198,6 +219,15 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _vocabulary(self) -> Vocabulary:
+        """The vocabulary for grammars. Raises ``UsageError`` if a text is not the bytes of its tokens, joined."""
+        if not self.codec.is_joined:
+            raise UsageError(
+                "structured output: got a tokenizer whose texts are more than the bytes of their tokens (WordPiece, a "
+                "suffix at the end of words, no decoder), expected one of bytes; leave the grammar out"
+            )
+        return Vocabulary(self.codec.token_bytes, self.codec.special_tokens.values(), self._vocab_size)
 
     def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
         """The draft's backend: the target's, unless another backend or device is given."""
@@ -223,7 +253,7 @@ class Runtime:
     def rounds(self, slot: Slot, completion: Completion, stats: Stats) -> Iterator[Round]:
         """``generate_rounds`` in ``slot``. ``stats`` is exact at every yield."""
         settings = completion.settings
-        target, drafter = self.begin(slot, completion.tokens, settings)
+        target, drafter = self.begin(slot, completion.tokens, settings, completion.constraint)
         stats.prompt_tokens, stats.reused_prompt_tokens = completion.num_prompt_tokens, target.model.kv_len
         for done in generate_rounds(completion, target, drafter):
             stats.add(done)
@@ -238,6 +268,12 @@ class Runtime:
             yield from self.rounds(slot, completion, stats)
         finally:
             self._pool.give_back(slot)
+
+
+def _certain_drafter(settings: Settings, constraint: Constraint | None) -> Drafter:
+    """An n-gram lookup or no draft, with the ids that the grammar forces."""
+    drafter = NGramDrafter() if settings.draft == "ngram" else NoDrafter()
+    return drafter if constraint is None else ConstrainedDrafter(drafter, constraint)
 
 
 def _min_width(settings: Settings) -> int:

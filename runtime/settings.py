@@ -20,6 +20,7 @@ from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest
 from specrt.engines.samplers import BLOCK, MATCH
 from specrt.runtime.options import OPTIONS, GenerationOptions, LogitsProcessor, checked, neutral
+from specrt.runtime.structured import Grammar
 
 # Numbers that are neutral unless the caller or the model's generation config sets them.
 SAMPLING = tuple(name for name, option in OPTIONS.items() if option.neutral is not None)
@@ -50,6 +51,7 @@ class Settings:
     ending_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     logprobs: int | None = None
+    structure: Grammar | None = None
     logits_processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -104,6 +106,8 @@ def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: b
     for name, option in OPTIONS.items():
         if name in Settings.__dataclass_fields__ and getattr(options, name) != option.default:
             sources.setdefault(name, _GIVEN)
+    if options.structure is not None:
+        sources["structure"] = _GIVEN
     return Settings(
         max_new_tokens=options.max_new_tokens,
         num_speculative_tokens=k,
@@ -125,6 +129,7 @@ def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: b
         ending_ids=tuple(sorted(ending_ids)),
         stop=tuple(options.stop),
         logprobs=options.logprobs,
+        structure=options.structure,
         logits_processors=tuple(options.logits_processors),
         sources=sources,
     )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, LOGITS, NUM_ACCEPTED, TOKENS
-from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.errors import ParityError
 from specrt.engines.samplers import MATCH, MATCH_SAMPLED, UNIFORMS
 from specrt.runtime.drafting.deferred import DeferredTokens, memory_of
+from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.sampling.logprobs import Logprobs, TokenLogprobs
 from specrt.runtime.sampling.penalties import Processing
 from specrt.runtime.sampling.samplers import Warp
@@ -21,14 +22,18 @@ from specrt.runtime.slots import SlotModel
 class Target:
     """Verifies drafts by ``settings.rule``. ``logprobs`` are those of the last verification, if requested.
 
-    ``sampler`` is one of its samplers, for access to the memory that all of them share.
+    ``sampler`` is one of its samplers, for access to the memory that all of them share. ``constraint`` is the text's
+    grammar.
     """
 
-    def __init__(self, slot: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, slot: SlotModel, settings: Settings, num_prompt_tokens: int, constraint: Constraint | None = None
+    ) -> None:
         self.model, samplers = slot.model, slot.samplers
         self.logprobs: list[TokenLogprobs] = []
         self._is_checked = False
-        self._processing = Processing(samplers, settings, num_prompt_tokens, self.model.spec.vocab_size)
+        vocab_size = self.model.spec.vocab_size
+        self._processing = Processing(samplers, settings, num_prompt_tokens, vocab_size, constraint)
         self._by_position = settings.rule == MATCH
         replaced = self._processing.replaced
         variant = "processed" if replaced else ""
@@ -51,7 +56,7 @@ class Target:
         with the target's own draws, whichever rule is set. Deferred ids are known afterwards.
 
         Raises ``ValueError`` if the buffers are too small, ``ParityError`` if the first logits are not finite, and
-        ``UsageError`` if processors allow no id where the text continues.
+        ``UsageError`` if processors and grammar allow no id where the text continues.
         """
         model = self.model
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
@@ -76,10 +81,7 @@ class Target:
             verdict, tokens = rule.read(NUM_ACCEPTED, TOKENS)
         accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids repeat the last one
         if accepted >= num_open:
-            raise UsageError(
-                f"logits_processors: no id is left after {len(committed) + accepted} tokens; "
-                "they must allow at least one after every prefix that they accept"
-            )
+            raise self._processing.no_id_left(len(committed) + accepted)
         token = int(tokens[accepted])
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,15 @@ def test_graphs_change_nothing(built: tuple[Path, str], monkeypatch: pytest.Monk
         with specrt.load(bundle, backend=backend) as runtime:
             found.append({name: generated(runtime, **way) for name, way in WAYS.items()})
     assert found[0] == found[1]
+
+
+def test_passes_allocate_nothing(built: tuple[Path, str]) -> None:
+    """Passes that would are announced by a warning, and so are those that cannot be captured."""
+    bundle, backend = built
+    with warnings.catch_warnings(), specrt.load(bundle, backend=backend) as runtime:
+        warnings.simplefilter("error")
+        for _ in range(2):
+            generated(runtime, **WAYS["seed"])
 
 
 @pytest.fixture

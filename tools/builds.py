@@ -11,7 +11,7 @@ from rich.table import Table
 
 from specrt.engines.gpu.discovery import find_gpus
 from specrt.engines.manifest import Manifest
-from specrt.engines.trt.library import LIBRARIES, load_library
+from specrt.engines.trt.library import LIBRARIES, check_capability, load_library
 from specrt.engines.trt.record import BuildRecord, check_build, engines_folder, record_from_bundle
 
 
@@ -27,7 +27,10 @@ def builds_of(bundle: Path, manifest: Manifest, check: bool) -> list[BuildRecord
             if check:
                 gpus = find_gpus()
                 capability = gpus[0].compute_capability if gpus else None
-                for notice in check_build(bundle, manifest, record, load_library(backend).__version__, capability):
+                trt = load_library(backend)
+                if capability is not None:
+                    check_capability(backend, trt, capability)
+                for notice in check_build(bundle, manifest, record, trt.__version__, capability):
                     click.echo(notice, err=True)
             records.append(record)
     return records
@@ -36,7 +39,7 @@ def builds_of(bundle: Path, manifest: Manifest, check: bool) -> list[BuildRecord
 def print_builds(records: Sequence[BuildRecord]) -> None:
     """A table for each build on standard output."""
     for record in records:
-        built_for = ", ".join(record.compute_capabilities) or "8.0 and later"
+        built_for = ", ".join(record.compute_capabilities)
         table = Table(
             title=f"{record.backend}: {record.builder} {record.builder_version}, compute capability {built_for}",
             title_justify="left",

@@ -16,7 +16,7 @@ from specrt.engines.codec import to_json
 from specrt.engines.errors import BackendError, ResourceError
 from specrt.engines.gpu.discovery import Gpu, find_gpus
 from specrt.engines.gpu.driver import INSTALL, open_cuda
-from specrt.engines.trt.library import LIBRARIES, load_library
+from specrt.engines.trt.library import LIBRARIES, check_capability, load_library
 
 # Distributions whose versions matter, and how to install them.
 _DISTRIBUTIONS = {
@@ -32,7 +32,7 @@ _DISTRIBUTIONS = {
     "tensorrt": LIBRARIES["tensorrt"].install,
 }
 _EXPORT_MODULES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "gguf")
-_CPU_PROVIDER, _CUDA_PROVIDER = "CPUExecutionProvider", "CUDAExecutionProvider"
+_CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,20 @@ def _can_build(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
 
 
 def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
-    """Whether the provider is present. It is only loaded when a bundle is opened."""
-    name, fix = "run with onnxruntime (CUDA)", "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+    """The provider is loaded, with CUDA and cuDNN."""
+    name = "run with onnxruntime (CUDA)"
     if (reason := _no_cuda(gpus)) is not None:
         return Ability(name, False, *reason)
-    if _CUDA_PROVIDER not in providers:
-        return Ability(name, False, f"this onnxruntime has no {_CUDA_PROVIDER}", fix)
+    if not providers:
+        return Ability(name, False, "onnxruntime is not installed", "pip install 'specrt[gpu]'")
+    from specrt.engines.ort.cuda import INSTALL as ORT_INSTALL
+    from specrt.engines.ort.cuda import check_provider
+
+    try:
+        check_provider()
+    except BackendError as error:
+        cause = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
+        return Ability(name, False, cause, ORT_INSTALL)
     return Ability(name, True, "", None)
 
 
@@ -135,7 +143,14 @@ def _can_run(backend: str, gpus: tuple[Gpu, ...]) -> Ability:
     if (reason := _no_cuda(gpus)) is not None:
         return Ability(name, False, *reason)
     built = _can_build(backend, gpus)
-    return Ability(name, built.possible, built.reason, built.fix)
+    if not built.possible:
+        return Ability(name, False, built.reason, built.fix)
+    try:
+        check_capability(backend, load_library(backend), gpus[0].compute_capability)
+    except BackendError as error:
+        said, _, fix = str(error).removeprefix(f"backend {backend}: ").partition("; ")
+        return Ability(name, False, said, fix)
+    return Ability(name, True, "", None)
 
 
 def _no_cuda(gpus: tuple[Gpu, ...]) -> tuple[str, str | None] | None:
@@ -164,11 +179,11 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     show(f"ONNX Runtime's providers: {', '.join(diagnosis.providers) or 'none'}")
     for gpu in diagnosis.gpus:
         show(
-            f"GPU: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver_version}, "
-            f"{gpu.memory_bytes / 1e9:.0f} GB"
+            f"GPU: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}, "
+            f"{'memory not known' if gpu.memory_bytes is None else f'{gpu.memory_bytes / 1e9:.0f} GB'}"
         )
     if not diagnosis.gpus:
-        show("GPU: none found (nvidia-smi lists none)")
+        show("GPU: none found")
     for ability in diagnosis.abilities:
         answer = "yes" if ability.possible else f"no: {ability.reason}"
         show(f"{ability.name}: {answer}{'; ' + ability.fix if ability.fix else ''}")

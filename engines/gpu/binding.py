@@ -28,6 +28,7 @@ class DeviceBinding:
         self.device, self.contract = device, contract
         self._tensors: dict[str, DeviceArray] = {}
         self._owned: list[int] = []
+        self._events: list[Any] = []
         self._last = (1, 1)
         self._is_open = True
         own = []
@@ -127,13 +128,16 @@ class DeviceBinding:
         return self.device.read([self._part(name) for name in names])
 
     def mark(self, number: int) -> None:
-        """See ``Binding.mark``. The marks are the device's: of all bindings, one at a time uses them."""
+        """See ``Binding.mark``."""
+        api = self.device.api
         with self.device.lock:
-            self.device.api.mark(number)
+            if not self._events:
+                self._events = [api.new_event(), api.new_event()]
+            api.record(self._events[number])
 
-    def elapsed_ms(self) -> float:
+    def elapsed_ms(self) -> float | None:
         """See ``Binding.elapsed_ms``."""
-        return self.device.api.elapsed_ms()
+        return self.device.api.elapsed_ms(*self._events) if self._events else None
 
     def _part(self, name: str) -> DeviceArray:
         """What a pass uses of a tensor: the copy to the host is no longer than that."""
@@ -160,7 +164,10 @@ class DeviceBinding:
             self._is_open = False
             self._release()
             self.device.free(self._owned)
+            for event in self._events:
+                self.device.api.drop_event(event)
             self._owned.clear()
+            self._events.clear()
             self._tensors.clear()
             self.host = {}
 

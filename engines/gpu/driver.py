@@ -1,4 +1,4 @@
-"""CUDA through cuda-bindings: memory, one stream of work, graphs. Nothing else imports that library.
+"""CUDA through cuda-bindings: memory, one stream of work, graphs, events.
 
 All work goes to one stream, in the order in which it was given. Only ``wait`` waits. Sizes are in bytes, addresses are
 plain integers.
@@ -42,9 +42,13 @@ class Cuda(Protocol):
 
     def drop(self, graph: Any) -> None: ...
 
-    def mark(self, number: int) -> None: ...
+    def new_event(self) -> Any: ...
 
-    def elapsed_ms(self) -> float: ...
+    def drop_event(self, event: Any) -> None: ...
+
+    def record(self, event: Any) -> None: ...
+
+    def elapsed_ms(self, first: Any, last: Any) -> float | None: ...
 
     def wait(self) -> None: ...
 
@@ -58,6 +62,7 @@ class RealCuda:
         except ImportError as error:
             raise BackendError(f"device cuda: cuda-bindings is not installed; {INSTALL}") from error
         self._api: Any = runtime
+        self._success = runtime.cudaError_t.cudaSuccess
         self._to_device = runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         self._to_host = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         self._within = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
@@ -68,14 +73,13 @@ class RealCuda:
         self.compute_capability = f"{major}.{minor}"
         self.name = self._call("cudaGetDeviceProperties", ordinal).name.decode(errors="replace").rstrip("\0")
         self.stream = int(self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking))
-        self._events = (self._call("cudaEventCreate"), self._call("cudaEventCreate"))
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """What CUDA's function gives next to its status. Raises ``BackendError``, or ``ResourceError`` out of
         memory.
         """
         status, *values = getattr(self._api, name)(*arguments)
-        if status != self._api.cudaError_t.cudaSuccess:
+        if status != self._success:
             self._fail(name, status, arguments)
         return values[0] if values else None
 
@@ -129,13 +133,16 @@ class RealCuda:
             is_done = enqueue()
         finally:
             status, graph = self._api.cudaStreamEndCapture(self.stream)
-        success = self._api.cudaError_t.cudaSuccess
-        if not is_done or status != success:
-            self._api.cudaGetLastError()  # a capture that failed leaves its error behind
-            return None
+            launchable = self._instantiated(graph) if is_done and status == self._success else None
+            if graph is not None and int(graph):
+                self._api.cudaGraphDestroy(graph)
+            if launchable is None:
+                self._api.cudaGetLastError()  # a capture that failed leaves its error behind
+        return launchable
+
+    def _instantiated(self, graph: Any) -> Any:
         status, launchable = self._api.cudaGraphInstantiate(graph, 0)
-        self._call("cudaGraphDestroy", graph)
-        return launchable if status == success else None
+        return launchable if status == self._success else None
 
     def launch(self, graph: Any) -> None:
         """Enqueue a captured graph."""
@@ -145,14 +152,27 @@ class RealCuda:
         """Free a graph. Its runs must be done."""
         self._call("cudaGraphExecDestroy", graph)
 
-    def mark(self, number: int) -> None:
-        """Note the time at which the stream comes to this place: ``number`` 0 or 1."""
-        self._call("cudaEventRecord", self._events[number], self.stream)
+    def new_event(self) -> Any:
+        """An event, to be recorded any number of times."""
+        return self._call("cudaEventCreate")
 
-    def elapsed_ms(self) -> float:
-        """From the last mark 0 to the last mark 1. Both must be waited for."""
-        first, last = self._events
-        return float(self._call("cudaEventElapsedTime", first, last))
+    def drop_event(self, event: Any) -> None:
+        """Free an event."""
+        self._call("cudaEventDestroy", event)
+
+    def record(self, event: Any) -> None:
+        """Note the time at which the stream comes to this place."""
+        self._call("cudaEventRecord", event, self.stream)
+
+    def elapsed_ms(self, first: Any, last: Any) -> float | None:
+        """Between two recorded events in ms; None while the GPU has not come to both."""
+        status, elapsed = self._api.cudaEventElapsedTime(first, last)
+        if status == self._api.cudaError_t.cudaErrorNotReady:
+            self._api.cudaGetLastError()  # it would be the next call's error
+            return None
+        if status != self._success:
+            self._fail("cudaEventElapsedTime", status, (first, last))
+        return float(elapsed)
 
     def wait(self) -> None:
         """Wait until everything in the stream is done."""

@@ -6,6 +6,9 @@ graph would repeat the length it was captured with. Also, ONNX Runtime 1.32 wait
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +25,11 @@ from specrt.engines.interface import CUDA, Array, Engine
 from specrt.engines.ort.cpu import OrtBackend, OrtBinding, check_graph, session_options
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-_INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+# A graph of one Identity from x [1] to y [1], both float32, in opset 13: opened to check that the provider loads.
+_PROBE = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
 _HALF = ("float16", "bfloat16")
 
 
@@ -46,18 +53,8 @@ class OrtCudaEngine:
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
         self.contract, self.device = contract, open_device()
         _check_dtype(graph, contract)
-        if _CUDA not in ort.get_available_providers():
-            raise BackendError(
-                f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(ort.get_available_providers())}; "
-                f"{_INSTALL}"
-            )
+        check_provider()
         self.session, not_strict = self._open(graph, threads)
-        providers = self.session.get_providers()
-        if providers[:1] != [_CUDA]:
-            raise BackendError(
-                f"device cuda: expected {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
-                f"of another version, see 'specrt doctor'"
-            )
         if not_strict is not None:
             line = f"{graph}: parts of it run on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
             warnings.warn(line, stacklevel=2)
@@ -90,6 +87,24 @@ class OrtCudaEngine:
     def open(self, shared: Mapping[str, Any] | None = None) -> OrtCudaBinding:
         """See ``specrt.engines.interface.Engine.open``."""
         return OrtCudaBinding(self, shared or {})
+
+
+@functools.cache
+def check_provider() -> None:
+    """Load the provider with CUDA and cuDNN from their packages. Raises ``BackendError`` if that fails."""
+    available = ort.get_available_providers()
+    if _CUDA not in available:
+        raise BackendError(f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(available)}; {INSTALL}")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):  # the provider prints what it cannot load
+        ort.preload_dlls(directory="")
+    providers = ort.InferenceSession(_PROBE, session_options(1, prepack=True), providers=[_CUDA, _CPU]).get_providers()
+    if providers[:1] != [_CUDA]:
+        reason = f" ({line})" if (line := said.getvalue().partition("\n")[0]) else ""
+        raise BackendError(
+            f"device cuda: expected {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
+            f"of another version{reason}; {INSTALL}"
+        )
 
 
 def _check_dtype(graph: Path, contract: Contract) -> None:

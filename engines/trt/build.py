@@ -26,8 +26,14 @@ from specrt.engines.samplers import sampler_contract
 from specrt.engines.storage.files import write_file, write_text_file
 from specrt.engines.storage.folders import check_place, new_folder
 from specrt.engines.storage.integrity import check_files
-from specrt.engines.trt.library import library_of, load_library
-from specrt.engines.trt.network import inspect_network, make_logger, parse
+from specrt.engines.trt.library import (
+    OTHER_GPUS,
+    known_capabilities,
+    library_of,
+    load_library,
+    portable_capabilities,
+)
+from specrt.engines.trt.network import allow_decomposition, inspect_network, make_logger, parse
 from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of
 from specrt.engines.trt.record import (
     RECORD_NAME,
@@ -70,7 +76,8 @@ def build(
 ) -> BuildRecord:
     """Build every engine of ``bundle`` for ``backend``; return the record. Nothing is left half-built.
 
-    ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any its engines run on 8.0 and later.
+    ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any its engines run on all that it
+    knows but Turing.
     ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
@@ -88,7 +95,7 @@ def build(
         raise BackendError(
             f"backend {backend}: it builds on the GPU that will run it and none is found; use tensorrt-rtx"
         )
-    capabilities = tuple(compute_capabilities) if library.is_portable else (gpus[0].compute_capability,)
+    built_for = portable_capabilities(trt) if library.is_portable else (gpus[0].compute_capability,)
     builder = _Builder(trt, compute_capabilities, folder, has_timings=not library.is_portable)
     check_place(folder)
     _check_room(bundle, manifest, progress)
@@ -99,7 +106,14 @@ def build(
         builder.save_timings(partial)
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         record = BuildRecord(
-            RECORD_VERSION, __version__, created, backend, library.module, trt.__version__, capabilities, engines
+            RECORD_VERSION,
+            __version__,
+            created,
+            backend,
+            library.module,
+            trt.__version__,
+            tuple(compute_capabilities) or built_for,
+            engines,
         )
         write_text_file(partial / RECORD_NAME, record_text(record))
     remember_build(record)
@@ -150,9 +164,12 @@ class _Builder:
         self._timings = path.read_bytes() if path.is_file() else b""
 
     def _capability(self, text: str) -> Any:
-        known = {f"{n[2:-1]}.{n[-1]}": c for n, c in self._trt.ComputeCapability.__members__.items() if n[:2] == "SM"}
+        known = known_capabilities(self._trt)
         if text not in known:
-            raise UsageError(f"--compute-capability {text}: {self._trt.__name__} knows {', '.join(known)}")
+            raise UsageError(
+                f"--compute-capability {text}: {self._trt.__name__} {self._trt.__version__} knows {', '.join(known)}; "
+                f"{OTHER_GPUS}"
+            )
         return known[text]
 
     def save_timings(self, folder: Path) -> None:
@@ -168,7 +185,7 @@ class _Builder:
         self._logger.warnings.clear()
         network = parse(self._trt, self._builder, self._logger, bundle / job.graph)
         inspect_network(self._trt, network, job.contract, self._logger.warnings, bundle / job.graph)
-        plan = self._serialize(job, network, bundle)
+        plan = self._serialize(job, network, bundle, progress)
         seconds = time.perf_counter() - started
         file = f"{job.name}.engine"
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +194,29 @@ class _Builder:
         digest = hashlib.sha256(plan).hexdigest()
         return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
 
-    def _serialize(self, job: _Job, network: Any, bundle: Path) -> memoryview:
+    def _serialize(self, job: _Job, network: Any, bundle: Path, progress: Progress) -> memoryview:
+        """The engine. Where there is no fused kernel for its attention, TensorRT may take single operators for it."""
+        plan = self._built(job, network)
+        if plan is None and allow_decomposition(self._trt, network):
+            plan = self._built(job, network)
+            if plan is not None:
+                progress.note(
+                    f"{job.name}: {self._trt.__name__} {self._trt.__version__} has no fused kernel for its attention; "
+                    "it is built from single operators, which are slower"
+                )
+        if plan is None:
+            reason = self._logger.errors[0] if self._logger.errors else "no reason given"
+            raise BackendError(
+                f"{bundle / job.graph}: {self._trt.__name__} {self._trt.__version__} cannot build it ({reason[:300]}); "
+                "report this model"
+            )
+        return memoryview(plan)
+
+    def _built(self, job: _Job, network: Any) -> Any:
+        """The library's engine, or None. Where it can, it works in no memory but what it is given."""
         config = self._builder.create_builder_config()
+        if hasattr(self._trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+            config.set_flag(self._trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if self._capabilities:
             config.num_compute_capabilities = len(self._capabilities)
             for index, capability in enumerate(self._capabilities):
@@ -191,12 +229,6 @@ class _Builder:
         if self._has_timings:
             config.set_timing_cache(config.create_timing_cache(self._timings), ignore_mismatch=False)
         plan = self._builder.build_serialized_network(network, config)
-        if plan is None:
-            reason = self._logger.errors[0] if self._logger.errors else "no reason given"
-            raise BackendError(
-                f"{bundle / job.graph}: {self._trt.__name__} {self._trt.__version__} cannot build it ({reason[:300]}); "
-                "report this model"
-            )
-        if self._has_timings:
+        if plan is not None and self._has_timings:
             self._timings = bytes(config.get_timing_cache().serialize())
-        return memoryview(plan)
+        return plan

@@ -22,11 +22,12 @@ class Pass:
     """A context on one profile, bound to a slot's tensors, with working memory that it shares with all others.
 
     ``captures``: from its second run on it is a CUDA graph, which repeats what was captured: shapes stay as they are.
+    ``is_kept``: it runs in every round, and should allocate nothing there.
     """
 
-    def __init__(self, context: Any, device: Device, logger: Any, name: str, captures: bool) -> None:
+    def __init__(self, context: Any, device: Device, logger: Any, name: str, captures: bool, is_kept: bool) -> None:
         self._context, self._device, self._logger, self._name = context, device, logger, name
-        self._captures = captures
+        self._captures, self._is_kept = captures, is_kept
         self._graph: Any = None
         self._num_runs = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -46,7 +47,12 @@ class Pass:
             if self._shapes.get(name) != shape:
                 self._must(self._context.set_input_shape(name, shape), f"setting {name} to {list(shape)}")
                 self._shapes[name] = shape
-        if missing := self._context.infer_shapes():
+        try:
+            missing = self._context.infer_shapes()
+        except RuntimeError as error:  # for what is wrong besides shapes that are not set
+            reason = " ".join(str(error).split())[:300]
+            raise BackendError(f"{self._name}: inferring shapes failed ({reason}); report this model") from error
+        if missing:
             raise BackendError(f"{self._name}: {', '.join(missing)} has no shape; report this model")
 
     def enqueue(self) -> None:
@@ -54,15 +60,27 @@ class Pass:
         if self._graph is not None:
             self._device.api.launch(self._graph)
             return
+        if self._is_kept and self._num_runs == 1:
+            self._check_allocations()
         if self._captures and self._num_runs == 1:
             self._graph = self._device.api.capture(self._run)
             if self._graph is not None:
                 self._device.api.launch(self._graph)
                 return
             self._captures = False
-            warnings.warn(f"{self._name}: it cannot be captured as a CUDA graph, and runs without one", stacklevel=2)
+            self._warn("it cannot be captured as a CUDA graph, and runs without one")
         self._num_runs += 1
         self._must(self._run(), "running it")
+
+    def _check_allocations(self) -> None:
+        """TensorRT-RTX knows whether a pass works in no memory but what it was given. TensorRT is not asked."""
+        context = self._context
+        if hasattr(context, "is_stream_capturable") and not context.is_stream_capturable(self._device.api.stream):
+            self._captures = False
+            self._warn("it allocates memory in its passes, and rounds may wait for that; build the engines again")
+
+    def _warn(self, line: str) -> None:
+        warnings.warn(f"{self._name}: {line}", stacklevel=2)
 
     def _run(self) -> bool:
         return bool(self._context.execute_async_v3(self._device.api.stream))

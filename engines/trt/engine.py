@@ -18,7 +18,7 @@ from specrt.engines.gpu.device import Device, open_device
 from specrt.engines.interface import CUDA, Backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.trt.context import Pass, must
-from specrt.engines.trt.library import DTYPES, deserialize, load_library
+from specrt.engines.trt.library import DTYPES, check_capability, deserialize, load_library
 from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.profiles import PREFILL
 from specrt.engines.trt.record import EngineEntry, build_command, check_build, engines_folder, record_from_bundle
@@ -43,6 +43,7 @@ class TrtBackend(Backend):
         self.record = record_from_bundle(bundle, name)
         self.gpu: Device = open_device()
         capability = self.gpu.api.compute_capability
+        check_capability(name, self.trt, capability)
         manifest = manifest_from_bundle(bundle)
         for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
             warnings.warn(line, stacklevel=2)
@@ -103,17 +104,18 @@ class TrtEngine:
             dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
-            found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device)
+            alias = None if is_input else engine.get_aliased_input_tensor(name) or None
+            found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device, alias)
         expected = {}
         for is_input, tensors in ((True, self.contract.inputs), (False, self.contract.outputs)):
             for tensor in tensors:
                 shape = tuple(-1 if isinstance(dim, str) else dim for dim in tensor.shape)
-                expected[tensor.name] = (is_input, tensor.dtype, shape, True)
+                expected[tensor.name] = (is_input, tensor.dtype, shape, True, tensor.alias)
         for name in sorted(found.keys() | expected.keys()):
             if found.get(name) != expected.get(name):
                 raise BundleError(
                     f"{self.name}: differs from the contract at {name}: got {found.get(name)}, expected "
-                    f"{expected.get(name)} (input, dtype, shape, on the GPU); {self.backend.fix}"
+                    f"{expected.get(name)} (input, dtype, shape, on the GPU, alias); {self.backend.fix}"
                 )
         if engine.num_optimization_profiles != len(self.entry.profiles):
             raise BundleError(
@@ -153,7 +155,7 @@ class TrtEngine:
         else:
             context = self._engine.create_execution_context(user_managed)
         must(context, f"{self.name}: opening a context", backend.logger)
-        made = Pass(context, backend.gpu, backend.logger, self.name, captures)
+        made = Pass(context, backend.gpu, backend.logger, self.name, captures, is_kept)
         made.bind(profile, self._engine.device_memory_size_v2, addresses)
         return made
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,33 @@ from specrt.engines.errors import BackendError, one_line
 
 @dataclass(frozen=True)
 class Library:
-    """A module, its oldest version with KV cache updates and attention, and the newest one tested (major, minor).
+    """A module, and its oldest version that has all of ``NEEDED``.
 
     ``is_portable``: its engines may be built without a GPU, for compute capabilities that are named.
     """
 
     module: str
     install: str
-    oldest: tuple[int, int]
-    newest: tuple[int, int]
+    oldest: str
     is_portable: bool
 
 
 LIBRARIES = {
-    "tensorrt-rtx": Library("tensorrt_rtx", "pip install 'specrt[tensorrt-rtx]'", (1, 7), (1, 7), True),
-    "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15,<11.5'", (10, 15), (11, 4), False),
+    "tensorrt-rtx": Library("tensorrt_rtx", "pip install 'specrt[tensorrt-rtx]'", "1.7", True),
+    "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15'", "10.15", False),
 }
+
+# What specrt uses that not every version has. A version is taken if it has these names, whatever its number.
+NEEDED = (
+    "LayerType.KV_CACHE_UPDATE",
+    "LayerType.ATTENTION_INPUT",
+    "IAttentionInputLayer.attention",
+    "ICudaEngine.get_aliased_input_tensor",
+    "ICudaEngine.device_memory_size_v2",
+    "ExecutionContextAllocationStrategy.USER_MANAGED",
+)
+
+OTHER_GPUS = "TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there"
 
 # The library's names of dtypes, and ours
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "INT32": "int32"}
@@ -44,7 +56,7 @@ def library_of(backend: str) -> Library:
 
 
 def load_library(backend: str) -> Any:
-    """The imported module. Raises ``BackendError`` when it is missing, cannot be loaded, or is too old or too new."""
+    """The imported module. Raises ``BackendError`` when it is missing, cannot be loaded, or lacks one of ``NEEDED``."""
     library = library_of(backend)
     if importlib.util.find_spec(library.module) is None:
         raise BackendError(f"backend {backend}: {library.module} is not installed; {library.install}")
@@ -55,19 +67,47 @@ def load_library(backend: str) -> Any:
         raise BackendError(
             f"backend {backend}: {library.module} cannot be loaded ({reason}); {library.install}"
         ) from error
-    check_version(backend, module.__version__)
+    check_features(backend, module)
     return module
 
 
-def check_version(backend: str, version: str) -> None:
-    """Raise ``BackendError`` unless ``version`` is in the tested range."""
+def check_features(backend: str, module: Any) -> None:
+    """Raise ``BackendError`` unless ``module`` has all of ``NEEDED``."""
     library = library_of(backend)
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if not library.oldest <= found <= library.newest:
-        oldest, newest = (".".join(map(str, limit)) for limit in (library.oldest, library.newest))
+    missing = [name for name in NEEDED if not _has(module, name)]
+    if missing:
         raise BackendError(
-            f"backend {backend}: {library.module} is {version}, expected {oldest} to {newest} (older ones cannot "
-            f"update a KV cache in place, newer ones are not tested); {library.install}"
+            f"backend {backend}: {library.module} {module.__version__} has no {missing[0]}, which a KV cache that is "
+            f"updated in place needs; expected {library.oldest} or later; {library.install}"
+        )
+
+
+def _has(module: Any, name: str) -> bool:
+    try:
+        attrgetter(name)(module)
+    except AttributeError:
+        return False
+    return True
+
+
+def known_capabilities(trt: Any) -> Mapping[str, Any]:
+    """What the library builds for, as ``8.9``, and its constant; empty where it builds for the GPU at hand only."""
+    members = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
+    return {f"{name[2:-1]}.{name[-1]}": value for name, value in members.items() if name.startswith("SM")}
+
+
+def portable_capabilities(trt: Any) -> tuple[str, ...]:
+    """The compute capabilities of an engine for which none is named: all of the library's but Turing's (7.5)."""
+    return tuple(capability for capability in known_capabilities(trt) if capability != "7.5")
+
+
+def check_capability(backend: str, trt: Any, capability: str) -> None:
+    """Raise ``BackendError`` for a GPU that the library has no code for."""
+    known = known_capabilities(trt)
+    if known and capability not in known:
+        raise BackendError(
+            f"backend {backend}: {trt.__name__} {trt.__version__} has compute capability {', '.join(known)} and this "
+            f"GPU has {capability}; {OTHER_GPUS}"
         )
 
 

@@ -6,7 +6,7 @@ engine built from such a network answers wrongly, so the parsed network is compa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,31 @@ def _cache_problems(trt: Any, layers: list[Any], contract: Contract) -> Iterator
             yield f"{name} is an in-place update of {found.get(name)}, expected {expected.get(name)}"
 
 
-def _attention_problems(trt: Any, layers: list[Any]) -> Iterator[str]:
+def allow_decomposition(trt: Any, network: Any) -> bool:
+    """Let TensorRT write each attention as single operators. False where there is none."""
+    attentions = list(_attentions(trt, map(network.get_layer, range(network.num_layers))))
+    for _, attention in attentions:
+        attention.decomposable = True
+    return bool(attentions)
+
+
+def _attentions(trt: Any, layers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for layer in layers:
         if layer.type == trt.LayerType.ATTENTION_INPUT:
             layer.__class__ = trt.IAttentionInputLayer  # the bindings hand every layer out as its base class
-            attention = layer.attention
-            if attention.mask is None:
-                yield f"{layer.name} has no mask"
-            if attention.causal_kind == trt.CausalMaskKind.UPPER_LEFT:
-                yield f"{layer.name} is causal from the upper left"
+            yield layer.name, layer.attention
+
+
+def _attention_problems(trt: Any, layers: list[Any]) -> Iterator[str]:
+    for name, attention in _attentions(trt, layers):
+        if attention.mask is None:
+            yield f"{name} has no mask"
+        if _is_causal(trt, attention):
+            yield f"{name} is causal by itself, from a corner that is not the text's"
+
+
+def _is_causal(trt: Any, attention: Any) -> bool:
+    """TensorRT has ``causal_kind`` from 11.0 on, and ``causal`` before (anchored at the upper left)."""
+    if hasattr(attention, "causal_kind"):
+        return bool(attention.causal_kind != trt.CausalMaskKind.NONE)
+    return bool(attention.causal)

@@ -20,10 +20,9 @@ from specrt.engines.storage.home import cache_dir
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt.profiles import PREFILL, VERIFY
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 RECORD_NAME = "build.json"
 TIMING_CACHE_NAME = "timing.cache"
-_PORTABLE_FROM = "8.0"  # an engine of TensorRT-RTX that names no compute capability runs on these and later ones
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """The whole of ``build.json``. ``compute_capabilities`` is empty for every GPU from 8.0 on (TensorRT-RTX only)."""
+    """The whole of ``build.json``. ``compute_capabilities`` are all that the engines run on."""
 
     record_version: int
     specrt_version: str
@@ -54,13 +53,7 @@ class BuildRecord:
 
     def runs_on(self, compute_capability: str) -> bool:
         """Whether a GPU of this compute capability (as in ``8.9``) runs the engines."""
-        if self.compute_capabilities:
-            return compute_capability in self.compute_capabilities
-        return _number(compute_capability) >= _number(_PORTABLE_FROM)
-
-
-def _number(compute_capability: str) -> tuple[int, ...]:
-    return tuple(map(int, compute_capability.split(".")))
+        return compute_capability in self.compute_capabilities
 
 
 def engines_folder(bundle: Path, backend: str) -> Path:
@@ -112,7 +105,7 @@ def check_build(
             f"{folder}: engines are for {record.builder} {record.builder_version}, found {version}; {fix}"
         )
     if capability is not None and not record.runs_on(capability):
-        built_for = ", ".join(record.compute_capabilities) or f"{_PORTABLE_FROM} and later"
+        built_for = ", ".join(record.compute_capabilities)
         raise BackendError(
             f"{folder}: engines are for compute capability {built_for}, this GPU has {capability}; {fix}"
         )

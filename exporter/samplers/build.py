@@ -34,7 +34,7 @@ from specrt.exporter.samplers.warping import (
 from specrt.exporter.samplers.writer import GraphWriter, drafted_ids
 
 _WRITERS: dict[str, Callable[[GraphWriter, ModelSpec, int], None]] = {
-    MATCH: lambda g, spec, vocab: write_match(g, drafted_ids(g)),
+    MATCH: lambda g, spec, vocab: write_match(g, drafted_ids(g), spec.vocab_size),
     PENALTIES: lambda g, spec, vocab: write_penalties(g, drafted_ids(g)),
     SOFTMAX: lambda g, spec, vocab: write_softmax(g, spec.vocab_size, vocab),
     FILTER: lambda g, spec, vocab: write_filter(g, spec.vocab_size, vocab, NUM_SORTED),

@@ -1,7 +1,8 @@
 """The samplers that verify drafted ids: the accept rules of ``specrt.engines.numpy_samplers``, without a loop over ids
 or tokens.
 
-``R`` = K + 1 rows, ``V`` the target's vocabulary.
+``R`` = K + 1 rows, ``V`` the target's vocabulary. No node reads a shape: what follows from one in 64-bit integers would
+be computed on the host by ONNX Runtime's CUDA provider, with a copy and a wait in each round.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from onnx import TensorProto
 from specrt.engines.contract import LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.engines.numpy_samplers import MIN_RESIDUAL, chunk_size
 from specrt.engines.samplers import ACCEPT, CHUNK, DRAFT_PROBS, PROBS, UNIFORMS, WITHIN
-from specrt.exporter.samplers.writer import GraphWriter, row_numbers
+from specrt.exporter.samplers.ties import first_of_largest, first_true
+from specrt.exporter.samplers.writer import END, GraphWriter, row_numbers
 
 
-def write_match(g: GraphWriter, drafted: str) -> None:
-    """``match`` at temperature 0: the first most likely id of each row; ArgMax takes the first maximum, as in numpy."""
-    tokens = g.ArgMax(LOGITS, axis=-1, keepdims=0, named=TOKENS)  # [R]
+def write_match(g: GraphWriter, drafted: str, vocab_size: int) -> None:
+    """``match`` at temperature 0: the first most likely id of each row."""
+    tokens = g.Squeeze(first_of_largest(g, LOGITS, vocab_size), g.ints(1), named=TOKENS)  # [R]
     _write_first(g, g.Not(g.Equal(tokens, drafted)))
 
 
@@ -30,9 +32,9 @@ def write_match_sampled(g: GraphWriter, drafted: str, vocab_size: int) -> None:
 def write_block(g: GraphWriter, drafted: str, vocab_size: int, max_rows: int) -> None:
     """``numpy_samplers.block``. The running minimum P is unrolled over the K of the bundle."""
     index = row_numbers(g, drafted)  # [R]
-    is_last = g.Equal(index, _num_drafted(g, drafted))  # [R]
+    is_last = g.Greater(_last_row(g, drafted), g.const([0.0]))  # [R]
     ratios = g.Div(_at(g, PROBS, drafted), g.Max(_at(g, DRAFT_PROBS, drafted), g.const([np.finfo(np.float32).tiny])))
-    prefixes = _running_minimum(g, ratios, max_rows)  # [R], P_0 .. P_K
+    prefixes = _running_minimum(g, ratios, index, max_rows)  # [R], P_0 .. P_K
     weighted = g.Mul(PROBS, g.Unsqueeze(prefixes, g.ints(1)))  # [R, V]
     missing = g.ReduceSum(g.Max(g.Sub(weighted, DRAFT_PROBS), g.const([0.0])), g.ints(1), keepdims=0)  # S_i, [R]
     rest = g.Add(missing, g.Sub(g.const([1.0]), prefixes))
@@ -48,8 +50,8 @@ def write_block(g: GraphWriter, drafted: str, vocab_size: int, max_rows: int) ->
 def _write_first(g: GraphWriter, misses: str) -> str:
     """The index of the first miss; the last row verifies no id and ends every draft. [1] i64"""
     rows = g.Slice(g.Cast(misses, to=TensorProto.FLOAT), g.ints(0), g.ints(-1), g.ints(0))  # [R - 1]
-    ended = g.Unsqueeze(g.Concat(rows, g.const([1.0]), axis=0), g.ints(1))  # [R, 1]
-    return str(g.Squeeze(g.ArgMax(ended, axis=0, keepdims=1), g.ints(1), named=NUM_ACCEPTED))
+    first = first_true(g, g.Concat(rows, g.const([1.0]), axis=0))
+    return str(g.Identity(first, named=NUM_ACCEPTED))
 
 
 def _write_residual(g: GraphWriter, drafted: str, accepted: str, prefix: str, vocab_size: int) -> None:
@@ -57,11 +59,11 @@ def _write_residual(g: GraphWriter, drafted: str, accepted: str, prefix: str, vo
     p, q = g.Gather(PROBS, accepted), g.Gather(DRAFT_PROBS, accepted)  # [1, V] each
     residual = g.Max(g.Sub(g.Mul(p, prefix), q), g.const([0.0]))
     enough = g.Greater(g.ReduceSum(residual, g.ints(1), keepdims=1), g.const([float(MIN_RESIDUAL)]))  # [1, 1]
-    use = g.And(enough, g.Less(accepted, _num_drafted(g, drafted)))
+    use = g.And(enough, g.Less(g.Gather(_last_row(g, drafted), accepted), g.const([1.0])))
     first = g.Slice(UNIFORMS, g.ints(0), g.ints(1), g.ints(0))  # [1, 3]
     weights = g.Gather(g.Concat(p, residual, axis=0), g.Reshape(g.Cast(use, to=TensorProto.INT64), g.ints(1)))  # [1, V]
     drawn = _draw(g, weights, first, vocab_size)  # [1, 1]
-    g.Expand(g.Squeeze(drawn, g.ints(1)), g.Shape(drafted), named=TOKENS)
+    g.Add(g.Mul(drafted, g.ints(0)), g.Squeeze(drawn, g.ints(1)), named=TOKENS)
 
 
 def _draw(g: GraphWriter, weights: str, uniforms: str, vocab_size: int) -> str:
@@ -88,8 +90,8 @@ def _inverse_cdf(g: GraphWriter, weights: str, uniform: str, length: int) -> str
     return str(g.Cast(index, to=TensorProto.INT64))
 
 
-def _running_minimum(g: GraphWriter, ratios: str, max_rows: int) -> str:
-    """P_0 = 1, P_i = min(P_(i-1) ratio_i, 1) for the first R of ``max_rows`` rows. [R] -> [R]"""
+def _running_minimum(g: GraphWriter, ratios: str, index: str, max_rows: int) -> str:
+    """P_0 = 1, P_i = min(P_(i-1) ratio_i, 1) for the rows ``index``, of ``max_rows`` at most. [R] -> [R]"""
     padded = g.Concat(ratios, g.const([1.0] * max_rows), axis=0)
     prefix = g.const([1.0])
     prefixes = [prefix]
@@ -97,7 +99,7 @@ def _running_minimum(g: GraphWriter, ratios: str, max_rows: int) -> str:
         ratio = g.Slice(padded, g.ints(row), g.ints(row + 1), g.ints(0))
         prefix = g.Min(g.Mul(prefix, ratio), g.const([1.0]))
         prefixes.append(prefix)
-    return str(g.Slice(g.Concat(*prefixes, axis=0), g.ints(0), g.Shape(ratios), g.ints(0)))
+    return str(g.Gather(g.Concat(*prefixes, axis=0), index))
 
 
 def _at(g: GraphWriter, probs: str, drafted: str) -> str:
@@ -110,8 +112,10 @@ def _column(g: GraphWriter, column: int) -> str:
 
 
 def _after_first(g: GraphWriter, rows: str) -> str:
-    return str(g.Slice(rows, g.ints(1), g.Shape(rows), g.ints(0)))
+    return str(g.Slice(rows, g.ints(1), g.ints(END), g.ints(0)))
 
 
-def _num_drafted(g: GraphWriter, drafted: str) -> str:
-    return str(g.Sub(g.Shape(drafted), g.ints(1)))
+def _last_row(g: GraphWriter, drafted: str) -> str:
+    """1 for the last row, 0 for those before. [R] -> [R] f32"""
+    zeros = g.Mul(g.Cast(drafted, to=TensorProto.FLOAT), g.const([0.0]))
+    return str(g.Concat(g.Slice(zeros, g.ints(1), g.ints(END), g.ints(0)), g.const([1.0]), axis=0))

@@ -33,6 +33,7 @@ from specrt.engines.samplers import (
     TOP_LOGPROBS,
     TOP_P,
 )
+from specrt.exporter.samplers.ties import largest_in_order
 from specrt.exporter.samplers.writer import GraphWriter, row_numbers
 
 # Halvings of the interval [maximum - SPAN, maximum] that contains the threshold, down to neighbouring fp32 numbers.
@@ -55,7 +56,7 @@ def write_penalties(g: GraphWriter, drafted: str) -> None:
     same = g.Cast(g.Equal(rows, columns), to=TensorProto.FLOAT)  # [R, R]
     earlier = g.Less(g.Unsqueeze(index, g.ints(0)), g.Unsqueeze(index, g.ints(1)))  # [R, R]: column before row
     ahead = g.MatMul(g.Cast(earlier, to=TensorProto.FLOAT), same)  # [R, R]: times id j was drafted before row i
-    ids = g.Expand(columns, g.Shape(same))  # [R, R]
+    ids = g.Add(g.Mul(rows, g.ints(0)), columns)  # [R, R]
     counts = [g.Add(g.Gather(name, drafted), ahead) for name in (CONTEXT_COUNTS, OUTPUT_COUNTS)]  # [R, R] each
     again = _penalized(g, g.GatherElements(logits, ids, axis=1), *counts)
     g.ScatterElements(penalized, ids, again, axis=1, named=PROCESSED_LOGITS)
@@ -142,7 +143,7 @@ def write_logprobs(g: GraphWriter, model_vocab: int) -> None:
     logs = g.LogSoftmax(LOGITS, axis=-1)  # [R, V]
     chosen = g.GatherElements(logs, g.Unsqueeze(CHOSEN_IDS, g.ints(1)), axis=1)  # [R, 1]
     g.Squeeze(chosen, g.ints(1), named=TOKEN_LOGPROBS)
-    values, ids = g.TopK(logs, g.ints(min(MAX_TOP_LOGPROBS, model_vocab)), axis=-1, outputs=2)
+    values, ids = largest_in_order(g, logs, model_vocab, min(MAX_TOP_LOGPROBS, model_vocab))
     g.Identity(values, named=TOP_LOGPROBS)
     g.Identity(ids, named=TOP_IDS)
 

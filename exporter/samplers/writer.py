@@ -14,7 +14,7 @@ from specrt.engines.interface import Array
 
 OPSET = 18
 IR_VERSION = 10
-_END = np.iinfo(np.int64).max
+END = np.iinfo(np.int64).max
 _ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 
@@ -76,7 +76,7 @@ def _value_info(tensor: TensorSpec) -> onnx.ValueInfoProto:
 def drafted_ids(g: GraphWriter) -> str:
     """The id that each row verifies: the one fed at the next row; 0 in the last, which verifies none. [R] i64"""
     fed = g.Gather(g.Squeeze(INPUT_IDS, g.ints(0)), ROW_INDICES)  # [R]
-    return str(g.Concat(g.Slice(fed, g.ints(1), g.ints(_END), g.ints(0)), g.ints(0), axis=0))
+    return str(g.Concat(g.Slice(fed, g.ints(1), g.ints(END), g.ints(0)), g.ints(0), axis=0))
 
 
 def row_numbers(g: GraphWriter, rows: str) -> str:

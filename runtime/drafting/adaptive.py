@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specrt.runtime.drafting.acceptance import Acceptance, expected_tokens
 from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.drafting.drafters import DeferredDrafter, ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.latency import FurtherReads, LatencyModel
+from specrt.runtime.sampling.grammar import Constraint
 
 MODEL = "model"
 # One n-gram source per range of matched suffix lengths; each entry is the shortest length of its range.
@@ -79,13 +81,23 @@ class _Choice:
 _PLAIN = _Choice(None, 0, 0.0)
 
 
+class _Proposed(NamedTuple):
+    """A draft: ``num_own`` ids of ``source``; ``num_drafted`` also counts those that a grammar forced after them."""
+
+    source: str | None
+    num_own: int
+    num_drafted: int
+    num_committed: int
+    time: float
+
+
 class AdaptiveDrafter:
     """A ``Drafter`` that chooses in each round between an n-gram lookup, a draft model and no draft.
 
     ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit counts as the target's.
     With deferred ids that time includes the draft's passes, whose duration is measured on the device. ``end`` is the
     largest possible length of the text: a draft model whose cache lags behind is used only if the remaining tokens
-    can pay for catching up.
+    can pay for catching up. With a ``constraint``, ids that it forces are appended to those of a lookup or of no draft.
     """
 
     def __init__(
@@ -96,16 +108,17 @@ class AdaptiveDrafter:
         min_width: int = 1,
         clock: Callable[[], float] = time.perf_counter,
         end: int | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self._ngram, self._model, self._estimates, self._min_width = ngram, model, estimates, min_width
-        self._clock, self._end = clock, end
+        self._clock, self._end, self._constraint = clock, end, constraint
         self._acceptance = {
             source: Acceptance(estimates.k, known.rates()) for source, known in estimates.acceptance.items()
         }
         self.is_sampled = False
         self._late: tuple[int, float] | None = None  # tokens of its first pass, start time
         self._plain_rounds, self._wait = 0, _FIRST_PROBE
-        self._proposed: tuple[str | None, int, int, float] | None = None  # source, drafted, committed before, time
+        self._proposed: _Proposed | None = None
 
     def prefill(self, committed: Sequence[int]) -> None:
         """Fill the draft model's cache, if the model is likely to be used."""
@@ -118,7 +131,10 @@ class AdaptiveDrafter:
         drafted = self._draft(choice, committed)
         source = choice.source if drafted else None
         self.is_sampled = source == MODEL
-        self._proposed = (source, len(drafted), len(committed), self._clock())
+        num_own = len(drafted)
+        if self._constraint is not None and not self.is_sampled:
+            drafted = self._constraint.extended(committed, drafted, k)
+        self._proposed = _Proposed(source, min(num_own, len(drafted)), len(drafted), len(committed), self._clock())
         return drafted
 
     def rollback(self, num_committed: int) -> None:
@@ -127,24 +143,30 @@ class AdaptiveDrafter:
             self._model.rollback(num_committed)
         if self._proposed is None:
             return
-        source, num_drafted, before, since = self._proposed
+        source, num_own, num_drafted, before, since = self._proposed
         self._proposed = None
         target_ms = (self._clock() - since) * 1e3
         if self._late is not None and isinstance(self._model, DeferredDrafter):
             (pending, started), self._late = self._late, None
             draft_ms = self._model.last_ms
-            self._observe_draft(pending, num_drafted, draft_ms)
-            target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
-        self._estimates.target.observe(max(num_drafted + 1, self._min_width), target_ms)
+            if draft_ms is not None:
+                self._observe_draft(pending, num_drafted, draft_ms)
+                target_ms = max(target_ms + (since - started) * 1e3 - draft_ms, 0.0)
+                self._observe_target(num_drafted, target_ms)
+        else:
+            self._observe_target(num_drafted, target_ms)
         if source is not None:
             for acceptance in (self._acceptance[source], self._estimates.acceptance[source]):
-                acceptance.observe(num_drafted, min(num_committed - before - 1, num_drafted))
+                acceptance.observe(num_own, min(num_committed - before - 1, num_own))
         if source == MODEL:
             self._plain_rounds = 0
         else:
             self._plain_rounds += 1
             self._acceptance[MODEL].fade(_UNUSED_MEMORY)
             self._estimates.acceptance[MODEL].fade(_LONG_MEMORY)
+
+    def _observe_target(self, num_drafted: int, ms: float) -> None:
+        self._estimates.target.observe(max(num_drafted + 1, self._min_width), ms)
 
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
         """Whether the draft model is expected to be used, judging by estimates from before the first round."""

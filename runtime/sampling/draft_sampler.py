@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specrt.engines.contract import TOKENS
 from specrt.engines.interface import Memory
 from specrt.engines.samplers import DRAFT_PROBS, MATCH, MATCH_SAMPLED, PROBS, UNIFORMS
 from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.model import UNKNOWN
+from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.sampling.penalties import Processing
 from specrt.runtime.sampling.samplers import Warp
 from specrt.runtime.sampling.uniforms import DRAFT, Uniforms
@@ -21,16 +24,25 @@ class DraftSampler:
 
     With ``match`` it draws with the target's own uniforms for the position, so that the two often agree. With ``block``
     the probabilities of step ``i`` go to ``draft_probs[i]``, where the target's rule reads them. On a device, where
-    rows are not always aligned, they are copied there.
+    rows are not always aligned, they are copied there. With a ``constraint``, ids that it forbids have probability 0.
     """
 
-    def __init__(self, draft: SlotModel, target: SlotModel, settings: Settings, num_prompt_tokens: int) -> None:
-        samplers = draft.samplers
-        self._processing = Processing(samplers, settings, num_prompt_tokens, target.model.spec.vocab_size)
+    def __init__(
+        self,
+        draft: SlotModel,
+        target: SlotModel,
+        settings: Settings,
+        num_prompt_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> None:
+        samplers, self._constraint = draft.samplers, constraint
+        vocab_size = target.model.spec.vocab_size
+        self._processing = Processing(samplers, settings, num_prompt_tokens, vocab_size, constraint)
         replaced = self._processing.replaced
         self._is_processed = bool(replaced)
         self._uniforms: Uniforms | None = None
         self._warps: list[Warp] = []
+        self._is_read = False  # whether the target's rule reads the probabilities
         variant = "processed" if replaced else ""
         if settings.is_greedy:
             self._samplers = [samplers.sampler(MATCH, variant, replaced)]
@@ -38,7 +50,7 @@ class DraftSampler:
         self._uniforms = Uniforms(settings.seed or 0)
         self._by_position = settings.rule == MATCH
         rule = None if self._by_position else target.samplers.sampler(settings.rule)
-        self._rule = rule if samplers.is_async else None
+        self._rule, self._is_read = rule if samplers.is_async else None, rule is not None
         self._memory = samplers.memory
         rows: list[Memory | None] = [None]
         if rule is not None and not samplers.is_async:
@@ -52,6 +64,21 @@ class DraftSampler:
             self._samplers.append(samplers.sampler(MATCH_SAMPLED, step, memory))
         self._random = samplers.host[UNIFORMS]  # [1, 3] f32
 
+    def is_complete(self, committed: Sequence[int], drafted: Sequence[int]) -> bool:
+        """Whether a grammar has ended the text after ``committed`` and ``drafted``."""
+        return self._constraint is not None and self._constraint.is_complete(committed, drafted)
+
+    def forced(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
+        """The next id without a pass, if the grammar allows only one; else None."""
+        if self._constraint is None or (token := self._constraint.forced(committed, drafted)) is None:
+            return None
+        if self._is_read:
+            probs = np.zeros((1, self._memory[PROBS].shape[1]), np.float32)
+            probs[0, token] = 1
+            self._warps[self._step(drafted)].write(probs)
+            self._give(len(drafted))
+        return token
+
     def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
         """The next id after ``committed`` and ``drafted``, from the logits of the last pass, of ``width`` tokens.
 
@@ -59,7 +86,7 @@ class DraftSampler:
         """
         if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
             return None
-        step = len(drafted) if len(self._samplers) > 1 else 0  # one sampler for each row of q, or one for all rows
+        step = self._step(drafted)
         if self._uniforms is not None:
             self._warps[step].run(width, 1)
             if self._by_position:
@@ -67,12 +94,20 @@ class DraftSampler:
             else:
                 self._random[:] = self._uniforms.of_round(DRAFT, len(committed), len(drafted) + 1)[-1]
             self._samplers[0].upload(UNIFORMS)
-            if self._rule is not None:
-                probs = self._memory[PROBS]  # [1, V] f32
-                self._rule.take(DRAFT_PROBS, len(drafted) * probs.shape[1], probs)
+            self._give(len(drafted))
         sampler = self._samplers[step]
         sampler.run(width, 1)
         if isinstance(drafted, DeferredTokens):
             drafted.take(sampler.memory[TOKENS])
             return UNKNOWN
         return int(sampler.read(TOKENS)[0][0])
+
+    def _step(self, drafted: Sequence[int]) -> int:
+        """There is a sampler for each row of q, or one for all."""
+        return len(drafted) if len(self._samplers) > 1 else 0
+
+    def _give(self, row: int) -> None:
+        """Copy the probabilities to ``row`` of what the rule reads, where they are not there already."""
+        if self._rule is not None:
+            probs = self._memory[PROBS]  # [1, V] f32
+            self._rule.take(DRAFT_PROBS, row * probs.shape[1], probs)

@@ -1,4 +1,4 @@
-"""Changes to logits before verification: the ``penalties`` sampler with its counts, and processors in Python."""
+"""Changes to logits before verification: the ``penalties`` sampler, Python processors, and masks of a grammar."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from specrt.engines.samplers import (
     REPETITION_PENALTY,
 )
 from specrt.runtime.options import LogitsProcessor
+from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.sampling.samplers import SlotSamplers
 from specrt.runtime.settings import Settings
 
@@ -86,38 +87,30 @@ class Penalties:
 class Processors:
     """Python callables on the rows of ``processed_logits``, in turn.
 
-    A processor is called for a row only if the processors allow every drafted id before it, so a grammar never sees a
-    prefix that it forbids. Later rows cannot be reached and are not changed. Banned ids stay banned. Each call gets
-    ``vocab_size`` logits, the target's number, even for a draft with another vocabulary. Logits are read from tensor
-    ``source`` of the binding that computed them and written to ``processed_logits`` of ``output``.
+    A processor is called for a row only if the processors allow every drafted id before it, so it never sees a prefix
+    that it forbids. Later rows cannot be reached and are not changed. Banned ids stay banned. Each call gets
+    ``vocab_size`` logits, the target's number, even for a draft with another vocabulary.
     """
 
-    def __init__(
-        self, maker: Binding, source: str, output: Binding, processors: Sequence[LogitsProcessor], vocab_size: int
-    ) -> None:
-        self._maker, self._source, self._output, self._processors = maker, source, output, processors
-        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, maker.memory[source].shape[1])
+    def __init__(self, processors: Sequence[LogitsProcessor], vocab_size: int, num_columns: int) -> None:
+        self._processors = processors
+        self._vocab_size, self._num_shared = vocab_size, min(vocab_size, num_columns)
 
-    def run(self, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
+    def apply(self, logits: Array, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
         """Change rows [R, V] f32; return the number of rows before the first in which no id is allowed.
 
         That row is not changed. Raises ``UsageError`` if a processor returns another shape.
         """
-        logits = self._maker.read(self._source)[0][:rows].copy()
-        num_open = self._process(logits, (*committed, *ahead), drafted)
-        self._output.write(PROCESSED_LOGITS, logits)
-        return num_open
-
-    def _process(self, logits: Array, prefix: tuple[int, ...], drafted: Sequence[int]) -> int:
+        prefix = (*committed, *ahead)
         for row in range(len(logits)):
-            if not self._apply(prefix, logits[row]):
+            if not self._process(prefix, logits[row]):
                 return row
             if row >= len(drafted) or logits[row, drafted[row]] == -np.inf:
                 break
             prefix = (*prefix, drafted[row])
         return len(logits)
 
-    def _apply(self, prefix: tuple[int, ...], row: Array) -> bool:
+    def _process(self, prefix: tuple[int, ...], row: Array) -> bool:
         """Whether an id is allowed."""
         logits = np.full(self._vocab_size, -np.inf, np.float32)
         logits[: self._num_shared] = row[: self._num_shared]
@@ -137,18 +130,58 @@ class Processors:
         return True
 
 
-class Processing:
-    """Penalties, then processors, of one generation. ``replaced`` is the memory that the next sampler reads."""
+class HostRows:
+    """Rows of ``processed_logits`` that the host changes: on the CPU the memory itself, else a copy.
 
-    def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int, vocab_size: int) -> None:
+    They are read from tensor ``source`` of binding ``maker``.
+    """
+
+    def __init__(self, maker: Binding, source: str, output: Binding) -> None:
+        self._maker, self._source, self._output = maker, source, output
+
+    @property
+    def num_columns(self) -> int:
+        return self._maker.memory[self._source].shape[1]
+
+    def read(self, rows: int) -> Array:
+        """The first rows, to be changed in place. [rows, V] f32"""
+        found = self._maker.read(self._source)[0][:rows]
+        if self._output.is_async:
+            return found.copy()
+        logits = self._output.host[PROCESSED_LOGITS][:rows]
+        if self._source != PROCESSED_LOGITS:
+            logits[:] = found
+        return logits
+
+    def write(self, logits: Array) -> None:
+        """Write back the changed rows that ``read`` returned."""
+        if self._output.is_async:
+            self._output.write(PROCESSED_LOGITS, logits)
+
+
+class Processing:
+    """Penalties, processors and grammar of one generation, in turn. ``replaced`` is the next sampler's input."""
+
+    def __init__(
+        self,
+        samplers: SlotSamplers,
+        settings: Settings,
+        num_prompt_tokens: int,
+        vocab_size: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         self._penalties = Penalties(samplers, settings, num_prompt_tokens) if settings.penalizes else None
-        self._processors: Processors | None = None
+        self._stages: list[Processors | Constraint] = []
         self.replaced: dict[str, Memory] = {}
-        if settings.logits_processors:
+        self._name = "logits_processors" if constraint is None else constraint.name
+        if settings.logits_processors or constraint is not None:
             output = samplers.sampler(PENALTIES)
             maker, source = (output, PROCESSED_LOGITS) if self._penalties else (samplers.model, LOGITS)
-            self._processors = Processors(maker, source, output, settings.logits_processors, vocab_size)
-        if self._penalties or self._processors:
+            self._rows = HostRows(maker, source, output)
+            if settings.logits_processors:
+                self._stages.append(Processors(settings.logits_processors, vocab_size, self._rows.num_columns))
+            self._stages += [] if constraint is None else [constraint]
+        if self._penalties or self._stages:
             self.replaced = {LOGITS: samplers.memory[PROCESSED_LOGITS]}
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
@@ -158,6 +191,20 @@ class Processing:
         """
         if self._penalties is not None:
             self._penalties.run(width, rows, committed, ahead)
-        if self._processors is not None:
-            return self._processors.run(rows, committed, ahead, drafted)
-        return rows
+        if not self._stages:
+            return rows
+        logits = self._rows.read(rows)
+        num_open = min(stage.apply(logits, committed, ahead, drafted) for stage in self._stages)
+        self._rows.write(logits)
+        return num_open
+
+    def no_id_left(self, num_tokens: int) -> UsageError:
+        """The error if no id is allowed after ``num_tokens`` tokens."""
+        return UsageError(
+            f"{self._name}: no id is left after {num_tokens} tokens; "
+            + (
+                "they must allow at least one after every prefix that they accept"
+                if self._name == "logits_processors"
+                else "bans, logits_processors and the tokenizer must leave one that continues the text"
+            )
+        )

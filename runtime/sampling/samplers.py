@@ -14,6 +14,7 @@ from specrt.engines.samplers import (
     NUCLEUS,
     NUCLEUS_IS_LARGER,
     NUM_SORTED,
+    PROBS,
     SOFTMAX,
     TEMPERATURE,
     THRESHOLD,
@@ -102,6 +103,10 @@ class Warp:
         samplers.write({TEMPERATURE: settings.temperature})
         if settings.filters:
             samplers.write({TOP_K: settings.top_k, TOP_P: settings.top_p, MIN_P: settings.min_p})
+
+    def write(self, probs: Array) -> None:
+        """Set the probabilities [R, V] f32, instead of a run."""
+        self._bindings[0].write(PROBS, probs)
 
     def run(self, width: int, rows: int) -> None:
         """Write the probabilities of ``rows`` rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as short_repr
@@ -116,6 +117,19 @@ class TextCodec:
             return data
         alone, twice = self.decode([token_id]), self.decode([token_id] * 2)
         return (twice.removeprefix(alone) or alone).encode()  # the first token of a text may lose its space
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens, which have no text, by name."""
+        return {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a text is the bytes of its tokens, joined, except for a space at its start."""
+        if self._cleans_up or self._tokenizer.decoder is None:
+            return False
+        spec = json.loads(self._tokenizer.decoder.__getstate__())
+        return not {part["type"] for part in spec.get("decoders", [spec])} & {"WordPiece", "BPEDecoder"}
 
     def ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
         """The ids of a text, none for an empty one. Raises ``UsageError`` for an unpaired surrogate."""

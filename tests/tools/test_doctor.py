@@ -77,11 +77,29 @@ def test_running_on_a_gpu_needs_gpu_driver_and_libraries(monkeypatch: pytest.Mon
     monkeypatch.setattr(doctor, "open_cuda", fails)
     assert found() == [(False, "cudaSetDevice failed (no driver)", None)] * 2
     monkeypatch.setattr(doctor, "open_cuda", SimulatedCuda)
-    monkeypatch.setattr(doctor, "_providers", lambda: ("CPUExecutionProvider",))
-    assert found()[0][:2] == (False, "this onnxruntime has no CUDAExecutionProvider")
+    fix = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
+    missing = "this onnxruntime has no CUDAExecutionProvider, only"
+    assert (found()[0][0], found()[0][1].startswith(missing), found()[0][2]) == (False, True, fix)
     assert found()[1] == (True, "", None)
-    monkeypatch.setattr(doctor, "_providers", lambda: ("CUDAExecutionProvider", "CPUExecutionProvider"))
+
+    def lacks() -> None:
+        raise BackendError(f"device cuda: expected CUDA, got CPU; a library of cuDNN is missing; {fix}")
+
+    monkeypatch.setattr("specrt.engines.ort.cuda.check_provider", lacks)
+    assert found()[0] == (False, "expected CUDA, got CPU; a library of cuDNN is missing", fix)
+    monkeypatch.setattr("specrt.engines.ort.cuda.check_provider", lambda: None)
     assert found()[0] == (True, "", None)
+
+
+@pytest.mark.parametrize("capability", ["8.7", "9.0", "11.0"])
+def test_rtx_runs_neither_on_jetson_nor_on_hopper(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu("a GPU", capability, "for CUDA 13.0", None)
+    monkeypatch.setattr(doctor, "find_gpus", lambda: (gpu,))
+    monkeypatch.setattr(doctor, "open_cuda", SimulatedCuda)
+    found = abilities(examine())["run with tensorrt-rtx"]
+    assert not found.possible
+    assert found.reason.endswith(f"and this GPU has {capability}")
+    assert found.fix == "TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there"
 
 
 def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +109,8 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert "NVIDIA L4, compute capability 8.9, driver 580.65.06, 26 GB" in text.output
     data = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
     assert data["gpus"][0]["compute_capability"] == "8.9"
+    shared = Gpu("NVIDIA GB10", "12.1", "for CUDA 13.0", None)
+    monkeypatch.setattr(doctor, "find_gpus", lambda: (shared,))
+    text = CliRunner().invoke(main, ["doctor"])
+    assert "NVIDIA GB10, compute capability 12.1, driver for CUDA 13.0, memory not known" in text.output
     assert {ability["name"] for ability in data["abilities"]} >= {"export", "build for tensorrt-rtx"}

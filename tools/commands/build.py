@@ -15,7 +15,7 @@ import click
     "capabilities",
     multiple=True,
     metavar="X.Y",
-    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: 8.0 and later]",
+    help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: all that it knows but 7.5]",
 )
 @click.option(
     "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
@@ -31,5 +31,5 @@ def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_prof
     total, seconds = (sum(getattr(e, name) for e in record.engines.values()) for name in ("num_bytes", "build_seconds"))
     click.echo(
         f"{bundle}: {len(record.engines)} engines, {total / 1e6:.0f} MB, built in {seconds:.0f} s by {record.builder} "
-        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities) or '8.0 and later'}"
+        f"{record.builder_version} for compute capability {', '.join(record.compute_capabilities)}"
     )

@@ -16,6 +16,7 @@ from specrt.engines.interface import DEVICES
 from specrt.engines.manifest import TokenizerEntry
 from specrt.runtime.options import OPTIONS, Option, Options, neutral
 from specrt.runtime.settings import Settings
+from specrt.tools.prompting.grammar_files import text_or_file
 from specrt.tools.prompting.stop_strings import unescaped
 from specrt.tools.prompting.textfiles import parsed_json, read_text, without_final_newline
 
@@ -55,7 +56,16 @@ _GENERATION = (
         callback=lambda context, option, texts: [unescaped(text) for text in texts],
     ),
     generation_option("stop_token_ids", "--stop-token-id", more="May be given several times.", multiple=True, type=int),
-    *map(generation_option, ("ignore_eos", "reproducible", "model_defaults")),
+    *(
+        generation_option(
+            name,
+            more="A file, or the text itself.",
+            metavar="FILE|TEXT",
+            callback=lambda context, option, text: None if text is None else text_or_file(text),
+        )
+        for name in ("json_schema", "regex", "grammar")
+    ),
+    *map(generation_option, ("json_object", "ignore_eos", "reproducible", "model_defaults")),
     generation_option(
         "chat_template_kwargs",
         more="Such as '{\"enable_thinking\": false}'.",

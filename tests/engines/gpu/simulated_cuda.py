@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from ctypes import memmove
+from ctypes import c_uint8, memmove
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,15 @@ class Graph:
 
 
 @dataclass
+class Event:
+    """``time`` is None from the moment at which it is recorded until the stream comes to it."""
+
+    time: float | None = None
+    is_recorded: bool = False
+    is_dropped: bool = False
+
+
+@dataclass
 class SimulatedCuda:
     """See ``specrt.engines.gpu.driver.Cuda``. ``counts`` has calls by name, and bytes by direction."""
 
@@ -37,7 +46,8 @@ class SimulatedCuda:
     compute_capability: str = "8.9"
     stream: int = 77
     can_capture: bool = True
-    marks: dict[int, float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    graphs: list[Graph] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     sizes: dict[int, int] = field(default_factory=dict)
     pinned: dict[int, int] = field(default_factory=dict)
@@ -78,6 +88,17 @@ class SimulatedCuda:
         del sizes[address]
         self._memory.pop(address)[:] = POISON
 
+    def allocate_of_library(self, num_bytes: int) -> int:
+        """What a library allocates for itself; not counted, but not allowed in a capture either."""
+        return self._allocate(num_bytes)
+
+    def free_of_library(self, address: int) -> None:
+        self._memory.pop(address)
+
+    def view(self, address: int, num_bytes: int) -> Array:
+        """The memory at an address, as bytes."""
+        return np.ctypeslib.as_array((c_uint8 * num_bytes).from_address(address))
+
     def is_within(self, sizes: dict[int, int], address: int, num_bytes: int) -> bool:
         """Whether the bytes are in one piece of memory that is allocated."""
         return any(start <= address and address + num_bytes <= start + size for start, size in sizes.items())
@@ -111,7 +132,10 @@ class SimulatedCuda:
             is_done = enqueue()
         finally:
             work, self._capturing = self._capturing, None
-        return Graph(work) if is_done else None
+        if not is_done:
+            return None
+        self.graphs.append(Graph(work))
+        return self.graphs[-1]
 
     def launch(self, graph: Graph) -> None:
         assert not graph.is_dropped
@@ -122,15 +146,28 @@ class SimulatedCuda:
         assert not self._queue, "a graph is dropped that may be running"
         graph.is_dropped = True
 
-    def mark(self, number: int) -> None:
+    def new_event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+    def drop_event(self, event: Event) -> None:
+        assert not event.is_dropped
+        event.is_dropped = True
+
+    def record(self, event: Event) -> None:
+        assert not event.is_dropped and self._capturing is None
+        event.time, event.is_recorded = None, True
+
         def note() -> None:
-            self.marks[number] = time.perf_counter()
+            event.time = time.perf_counter()
 
         self.enqueue(note)
 
-    def elapsed_ms(self) -> float:
-        assert not self._queue, "the time of a mark is known after a wait"
-        return (self.marks[1] - self.marks[0]) * 1e3
+    def elapsed_ms(self, first: Event, last: Event) -> float | None:
+        assert first.is_recorded and last.is_recorded, "cudaErrorInvalidResourceHandle"
+        if first.time is None or last.time is None:
+            return None
+        return (last.time - first.time) * 1e3
 
     def wait(self) -> None:
         assert self._capturing is None, "nobody may wait while a stream is captured"

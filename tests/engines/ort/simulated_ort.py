@@ -6,6 +6,7 @@ What the real provider reads on the host when a run is enqueued is copied then, 
 from __future__ import annotations
 
 from ctypes import memmove
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnxruntime as ort
 
 from specrt.engines.ort.cpu import session_options
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
+from tests.exporter.samplers.random_ties import as_a_device_would
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 
@@ -23,13 +25,23 @@ class SimulatedOrt:
     def __init__(self, cuda: SimulatedCuda, available: tuple[str, ...] = (CUDA, CPU), in_force: str = CUDA) -> None:
         self.cuda, self.available, self.in_force = cuda, available, in_force
         self.on_cpu: set[str] = set()  # names of graphs with a node that CUDA has no kernel for
+        self.preloaded: list[str] = []
+        self.unloadable = ""  # what ``preload_dlls`` prints of a library that is missing
         self.sessions: list[SimulatedSession] = []
         self.RunOptions, self.SessionOptions, self.__version__ = ort.RunOptions, ort.SessionOptions, ort.__version__
 
     def get_available_providers(self) -> list[str]:
         return list(self.available)
 
-    def InferenceSession(self, graph: str, options: Any, providers: list[Any]) -> SimulatedSession:
+    def preload_dlls(self, directory: str) -> None:
+        self.preloaded.append(directory)
+        if self.unloadable:
+            print(self.unloadable)
+
+    def InferenceSession(self, graph: Any, options: Any, providers: list[Any]) -> Any:
+        assert self.preloaded == [""], "CUDA's libraries are in packages that nobody loads by himself"
+        if isinstance(graph, bytes):
+            return SimpleNamespace(get_providers=lambda: [self.in_force, CPU])
         self.sessions.append(SimulatedSession(self, graph, options, providers))
         return self.sessions[-1]
 
@@ -46,7 +58,7 @@ class SimulatedSession:
             if any(part in graph for part in module.on_cpu):
                 raise RuntimeError("This session contains graph nodes that are assigned to the default CPU EP")
         self.is_strict, self._module = is_strict, module
-        self._session = ort.InferenceSession(graph, session_options(1, True), providers=[CPU])
+        self._session = ort.InferenceSession(as_a_device_would(graph), session_options(1, True), providers=[CPU])
 
     def get_providers(self) -> list[str]:
         return [self._module.in_force, CPU]

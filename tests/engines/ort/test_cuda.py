@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as real_ort
 import pytest
 
@@ -48,6 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
     opened = Device(cuda)
     module = SimulatedOrt(cuda)
     monkeypatch.setattr(ort_cuda, "ort", module)
+    monkeypatch.setattr(ort_cuda, "check_provider", functools.cache(ort_cuda.check_provider.__wrapped__))
     for place in (device, ort_cuda):
         monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
     return module
@@ -105,6 +109,28 @@ def test_a_provider_that_is_not_there_or_not_in_force_is_an_error(half: Path, gp
     gpu.available, gpu.in_force = ("CUDAExecutionProvider",), "CPUExecutionProvider"
     with pytest.raises(BackendError, match="expected CUDAExecutionProvider, got CPUExecutionProvider"):
         specrt.load(half, device="cuda")
+
+
+def test_a_library_of_cuda_that_is_missing_is_named(half: Path, gpu: SimulatedOrt) -> None:
+    """ONNX Runtime prints it, and runs on the CPU."""
+    gpu.in_force, gpu.unloadable = "CPUExecutionProvider", "Failed to load libcudnn.so.9: cannot open\nand more"
+    message = r"or of another version \(Failed to load libcudnn\.so\.9: cannot open\); .*pip install 'specrt\[gpu\]'"
+    with pytest.raises(BackendError, match=message) as error:
+        specrt.load(half, device="cuda")
+    assert "\n" not in str(error.value)
+
+
+def test_the_probe_of_the_provider_is_a_graph() -> None:
+    session = real_ort.InferenceSession(ort_cuda._PROBE, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.ones(1, np.float32)})
+    assert found.tolist() == [1.0]
+
+
+def test_the_extra_installs_cuda_and_cudnn() -> None:
+    """``onnxruntime-gpu`` alone needs both from the system, and a machine with a driver only has neither."""
+    with (Path(__file__).resolve().parents[3] / "pyproject.toml").open("rb") as file:
+        extra = tomllib.load(file)["project"]["optional-dependencies"]["gpu"]
+    assert [name for name in extra if name.startswith("onnxruntime-gpu[cuda,cudnn]")]
 
 
 def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:

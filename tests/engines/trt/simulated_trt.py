@@ -2,7 +2,8 @@
 
 An engine file says which graph it stands for. Names are those of the real modules (a test compares them), and what
 TensorRT refuses is refused: no shape, a shape outside the profile, an address that is missing, unaligned, not on the
-GPU, or changed after a capture; no working memory; a KV output that is not where its input is.
+GPU, or changed after a capture; no working memory; a KV output that is not where its input is. A context
+allocates in its first run, and working memory holds nothing from one run to the next.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from specrt.engines.contract import ITEM_BYTES, Contract
+from specrt.engines.contract import ITEM_BYTES, LOGITS, ROW_INDICES, ROWS, Contract
 from specrt.engines.ort.cpu import session_options
 from specrt.engines.trt.profiles import shapes_of
-from tests.engines.gpu.simulated_cuda import ALIGNMENT, SimulatedCuda
+from tests.engines.gpu.simulated_cuda import ALIGNMENT, POISON, SimulatedCuda
+from tests.exporter.samplers.random_ties import as_a_device_would
 
 SCRATCH_BYTES = 4096
 
@@ -52,6 +54,10 @@ class ILogger:
     """The base of the logger that specrt makes."""
 
     INTERNAL_ERROR, ERROR, WARNING = range(3)
+
+
+class ComputeCapability(Enum):
+    NONE, CURRENT, SM75, SM80, SM86, SM89, SM120, SM121 = 0, 1, 75, 80, 86, 89, 120, 121
 
 
 @dataclass
@@ -98,8 +104,11 @@ class Library:
         self.__name__, self.__version__ = ("tensorrt_rtx", "1.7.1") if is_rtx else ("tensorrt", "10.15.1")
         self.cuda, self.contracts = cuda, contracts
         self.engines: list[ICudaEngine] = []
+        self.is_capturable = True  # what RTX's contexts answer
+        self.rounding = 0.0  # of the logits, by the number of rows: a share of the largest
         shared = (TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger)
-        own = (CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, IRuntimeCache) if is_rtx else ()
+        rtx = (CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, IRuntimeCache, ComputeCapability)
+        own = rtx if is_rtx else ()
         for kind in (*shared, *own):
             setattr(self, kind.__name__, kind)
 
@@ -134,7 +143,9 @@ class ICudaEngine:
         self.profiles = [
             shapes_of(self.contract, {k: tuple(v) for k, v in sizes.items()}) for sizes in profiles.values()
         ]
-        self.session = ort.InferenceSession(graph, session_options(1, True), providers=["CPUExecutionProvider"])
+        self.session = ort.InferenceSession(
+            as_a_device_would(graph), session_options(1, True), providers=["CPUExecutionProvider"]
+        )
         self._tensors = {t.name: t for t in (*self.contract.inputs, *self.contract.outputs)}
         self.contexts: list[IExecutionContext] = []
 
@@ -162,13 +173,17 @@ class ICudaEngine:
     def get_tensor_location(self, name: str) -> TensorLocation:
         return TensorLocation.DEVICE
 
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self._tensors[name].alias
+
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig()
 
     def create_execution_context(self, how: Any) -> IExecutionContext:
         config = how if isinstance(how, IRuntimeConfig) else IRuntimeConfig()
         strategy = how.strategy if isinstance(how, IRuntimeConfig) else how
-        self.contexts.append(IExecutionContext(self, strategy, config))
+        kind = RtxContext if isinstance(how, IRuntimeConfig) else IExecutionContext
+        self.contexts.append(kind(self, strategy, config))
         return self.contexts[-1]
 
 
@@ -241,12 +256,37 @@ class IExecutionContext:
         io = self._bound()
         if io is None:
             return False
+        if not self.runs:
+            cuda.free_of_library(cuda.allocate_of_library(256))  # cuBLAS, kernels' code: no first run can be captured
         self.runs += 1
         if self.config.cache is not None:
             self.config.cache.entries.add(Path(engine.graph).name)
         self.is_captured |= cuda._capturing is not None
-        cuda.enqueue(lambda: engine.session.run_with_iobinding(io))
+        cuda.enqueue(lambda: self._compute(io))
         return True
+
+    def _compute(self, io: Any) -> None:
+        """One run: working memory holds what another run left there, and is left as that."""
+        self._spoil_scratch()
+        self.engine.session.run_with_iobinding(io)
+        self._round()
+        self._spoil_scratch()
+
+    def _spoil_scratch(self) -> None:
+        if self.scratch is not None:
+            address, size = self.scratch
+            self.engine.library.cuda.view(address, size)[:] = POISON
+
+    def _round(self) -> None:
+        """Logits as kernels for another number of rows would give them: the same but for the last bits."""
+        tensor = next((t for t in self.engine.contract.outputs if t.name == LOGITS), None)
+        rows = self.shapes.get(ROW_INDICES, (0,))[0]
+        if tensor is None or not self.engine.library.rounding or rows < 2:
+            return
+        count = int(np.prod(tensor.resolve({ROWS: rows})))
+        logits = self.engine.library.cuda.view(self.addresses[LOGITS], 4 * count).view(np.float32)
+        noise = np.random.default_rng(rows).standard_normal(count).astype(np.float32)
+        logits += self.engine.library.rounding * np.abs(logits).max() * noise
 
     def _bound(self) -> Any:
         """The session's binding at the addresses that were set; None where one will not do."""
@@ -271,3 +311,10 @@ class IExecutionContext:
                     return None
                 bind(tensor.name, "cpu", 0, np.dtype(tensor.dtype), shape, address)
         return io
+
+
+class RtxContext(IExecutionContext):
+    """TensorRT-RTX's, which knows whether it can be captured."""
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self.engine.library.is_capturable

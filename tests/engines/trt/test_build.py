@@ -88,8 +88,9 @@ def test_the_record_names_builder_and_gpus(built: Path) -> None:
 
     record = record_from_bundle(built, BACKEND)
     assert (record.builder, record.builder_version) == ("tensorrt_rtx", tensorrt_rtx.__version__)
-    assert record.compute_capabilities == ()
-    assert [record.runs_on(capability) for capability in ("7.5", "8.0", "8.9", "12.0")] == [False, True, True, True]
+    assert record.compute_capabilities == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    capabilities = ("7.5", "8.0", "8.7", "8.9", "9.0", "11.0", "12.1")
+    assert [record.runs_on(c) for c in capabilities] == [False, True, False, True, False, False, True]
 
 
 def _check(
@@ -158,7 +159,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[SpecrtError], str]] = {
     "record of the future": (
         lambda b: (engines_folder(b, BACKEND) / RECORD_NAME).write_text('{"record_version": 9}'),
         BundleError,
-        "record version 9, this specrt reads 1",
+        "record version 9, this specrt reads 2",
     ),
     "no engines": (lambda b: shutil.rmtree(b / "engines"), BackendError, "no engines for tensorrt-rtx are built"),
 }
@@ -223,7 +224,11 @@ def test_an_interrupted_build_leaves_what_was_there(tiny_tensorrt_bundle: Path, 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[SpecrtError], str]] = {
     "a backend without engines": ({"backend": "onnxruntime"}, BackendError, "exported for tensorrt-rtx, tensorrt"),
-    "an unknown GPU": ({"compute_capabilities": ["6.1"]}, UsageError, "knows 7.5, 8.0"),
+    "an unknown GPU": (
+        {"compute_capabilities": ["6.1"]},
+        UsageError,
+        "knows 7.5, 8.0, .*neither for Jetson nor for Hopper",
+    ),
     "TensorRT ahead of time": (
         {"backend": "tensorrt", "compute_capabilities": ["8.9"]},
         UsageError,

@@ -95,6 +95,18 @@ def test_what_a_late_draft_took_is_measured_by_the_device(simulated: SimulatedGp
         assert runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids == result.token_ids
 
 
+def test_a_time_that_is_not_known_is_skipped(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller goes on without it, and the ids are the same."""
+    with simulated.open() as runtime:
+        expected = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids
+    monkeypatch.setattr(simulated.cuda, "elapsed_ms", lambda first, last: None)
+    with simulated.open() as runtime:
+        result = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True)
+        assert result.token_ids == expected
+        assert result.stats.drafted > 0
+        assert not runtime.estimates.draft.is_known
+
+
 def test_a_read_that_does_not_wait_is_noticed(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the simulation: what is not waited for is not there."""
     with simulated.on_cpu() as runtime:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from specrt.engines.errors import BackendError
-from specrt.engines.trt.library import LIBRARIES, check_version, deserialize, library_of, load_library
+from specrt.engines.trt.library import (
+    LIBRARIES,
+    NEEDED,
+    check_capability,
+    check_features,
+    deserialize,
+    known_capabilities,
+    library_of,
+    load_library,
+    portable_capabilities,
+)
 from specrt.engines.trt.network import make_logger
+from tests.engines.trt import stub_versions
 
 
 def test_tensorrt_rtx_is_here() -> None:
@@ -20,23 +31,46 @@ def test_tensorrt_rtx_is_here() -> None:
     assert hasattr(module, "Builder")
 
 
-@pytest.mark.parametrize("version", ["10.15.0", "10.15.1.29", "11.0.0", "11.4.0.1"])
-def test_tested_versions_of_tensorrt(version: str) -> None:
-    check_version("tensorrt", version)
+@pytest.mark.parametrize("version", ["10.15.1", "10.16.1", "11.0.0", "11.5.0", "12.0.0"])
+def test_a_version_is_taken_by_what_it_has_not_by_its_number(version: str) -> None:
+    check_features("tensorrt", stub_versions.module(version))
 
 
-@pytest.mark.parametrize("version", ["8.6.1", "10.14.1.48", "11.5.0", "12.0"])
-def test_tensorrt_too_old_or_too_new(version: str) -> None:
-    with pytest.raises(BackendError, match=rf"tensorrt is {version}, expected 10\.15 to 11\.4 .*pip install"):
-        check_version("tensorrt", version)
+@pytest.mark.parametrize("version", ["10.3.0", "10.13.3"])
+def test_a_version_without_kv_cache_updates_is_refused(version: str) -> None:
+    message = rf"tensorrt {version} has no LayerType\.KV_CACHE_UPDATE, .*expected 10\.15 or later; pip install"
+    with pytest.raises(BackendError, match=message):
+        check_features("tensorrt", stub_versions.module(version))
 
 
-def test_a_version_is_checked_when_the_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", NEEDED)
+def test_each_name_is_needed_and_real(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library loses is noticed when it is loaded."""
     import tensorrt_rtx
 
-    monkeypatch.setattr(tensorrt_rtx, "__version__", "1.0.0.1")
-    with pytest.raises(BackendError, match=r"tensorrt_rtx is 1\.0\.0\.1, expected 1\.7 to 1\.7"):
+    owner = name.partition(".")[0]
+    assert load_library("tensorrt-rtx") is tensorrt_rtx
+    monkeypatch.setattr(tensorrt_rtx, owner, SimpleNamespace())
+    with pytest.raises(BackendError, match=rf"tensorrt_rtx .* has no {owner}\.\w+, .*expected 1\.7 or later"):
         load_library("tensorrt-rtx")
+
+
+def test_gpus_that_tensorrt_rtx_has_code_for() -> None:
+    """The whitelist is the library's own. Jetson (8.7, 11.0), Hopper (9.0) and data-centre Blackwell are not in it."""
+    trt = load_library("tensorrt-rtx")
+    assert tuple(known_capabilities(trt)) == ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+    assert portable_capabilities(trt) == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    check_capability("tensorrt-rtx", trt, "8.9")
+    for capability in ("8.7", "9.0", "10.0", "11.0"):
+        with pytest.raises(BackendError, match=f"this GPU has {capability}; .*neither for Jetson nor for Hopper"):
+            check_capability("tensorrt-rtx", trt, capability)
+
+
+@pytest.mark.parametrize("version", ["10.16.1", "11.0.0"])
+def test_tensorrt_builds_for_the_gpu_at_hand_whatever_it_is(version: str) -> None:
+    trt = stub_versions.module(version)
+    assert known_capabilities(trt) == {}
+    check_capability("tensorrt", trt, "9.0")
 
 
 def test_a_missing_library_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

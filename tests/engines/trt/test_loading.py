@@ -109,9 +109,51 @@ def test_an_engine_is_compared_with_the_contract(simulated: SimulatedGpu, monkey
     from tests.engines.trt import simulated_trt
 
     monkeypatch.setattr(simulated_trt.ICudaEngine, "get_tensor_dtype", lambda self, name: DataType.FLOAT)
-    assert "differs from the contract at input_ids: got (True, 'float32', (1, -1), True), expected" in refused(
+    assert "differs from the contract at input_ids: got (True, 'float32', (1, -1), True, None), expected" in refused(
         simulated, BundleError
     )
+
+
+def test_outputs_must_be_in_the_memory_of_their_inputs(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that copies its cache would be bound to one address, and answer wrongly."""
+    from tests.engines.trt import simulated_trt
+
+    monkeypatch.setattr(simulated_trt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
+    said = refused(simulated, BundleError)
+    assert "differs from the contract at present" in said and "(input, dtype, shape, on the GPU, alias)" in said
+
+
+def test_a_gpu_that_rtx_has_no_code_for_is_named_before_the_record(simulated: SimulatedGpu) -> None:
+    simulated.cuda.compute_capability = "9.0"
+    said = refused(simulated, BackendError)
+    assert "has compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1 and this GPU has 9.0" in said
+    assert said.endswith("TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there")
+
+
+def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engines.trt import simulated_trt
+
+    def raises(self: Any) -> list[str]:
+        raise RuntimeError("a shape of 0\nat node 7")
+
+    binding = target_of(simulated).open()
+    monkeypatch.setattr(simulated_trt.IExecutionContext, "infer_shapes", raises)
+    with pytest.raises(BackendError, match=r"inferring shapes failed \(a shape of 0 at node 7\)"):
+        binding.run(1, 1)
+
+
+def test_passes_that_allocate_are_announced(simulated: SimulatedGpu) -> None:
+    """That nothing is allocated in a round rests on the engine: it is asked once it has run."""
+    binding = target_of(simulated).open()
+    simulated.library.is_capturable = False
+    binding.run(1, 1)
+    with pytest.warns(UserWarning, match="it allocates memory in its passes"):
+        binding.run(1, 1)
+    simulated.library.is_capturable = True
+    for _ in range(3):
+        binding.run(2, 1)
 
 
 def test_there_is_no_tensorrt_on_the_cpu(simulated: SimulatedGpu) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -15,6 +16,7 @@ from onnx import TensorProto, helper
 from specrt.engines.contract import WIDTH, Contract, TensorSpec
 from specrt.engines.errors import BackendError
 from specrt.engines.trt.network import inspect_network, make_logger, parse
+from tests.engines.trt import stub_versions
 
 NUM_HEADS, CAPACITY, HEAD_DIM = 2, 32, 16
 KV_SHAPE = (1, NUM_HEADS, CAPACITY, HEAD_DIM)
@@ -122,6 +124,53 @@ def test_what_the_parser_lost_is_an_error(fault: Callable[[Path], None], message
     with pytest.raises(BackendError, match=f"(?i){message}") as error:
         fault(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def stub_network(trt: Any, **of: Any) -> Any:
+    """The network of ``GOOD`` as version ``trt`` would hand it out; ``of`` are properties of its attention."""
+    names = {"float16": "HALF", "int64": "INT64"}
+    inputs, outputs = (
+        [
+            SimpleNamespace(
+                name=t.name,
+                dtype=SimpleNamespace(name=names[t.dtype]),
+                shape=tuple(-1 if isinstance(dim, str) else dim for dim in t.shape),
+            )
+            for t in tensors
+        ]
+        for tensors in (GOOD.inputs, GOOD.outputs)
+    )
+    layers = [
+        stub_versions.Layer(trt.LayerType.KV_CACHE_UPDATE, ["past", "new", "start"], "present"),
+        stub_versions.Layer(trt.LayerType.SHUFFLE, ["seen"], "seen_mask"),
+        stub_versions.Layer(trt.LayerType.ATTENTION_INPUT, ["query", "present"], "answer", **of),
+    ]
+    return stub_versions.Network(inputs, outputs, layers)
+
+
+KINDS = stub_versions.CausalMaskKind
+
+
+@pytest.mark.parametrize(
+    ("version", "of", "problem"),
+    [
+        ("10.16.1", {"mask": 1, "causal": False}, None),
+        ("10.16.1", {"mask": 1, "causal": True}, "causal by itself"),
+        ("10.16.1", {"mask": None, "causal": False}, "has no mask"),
+        ("11.0.0", {"mask": 1, "causal": False, "causal_kind": KINDS.NONE}, None),
+        ("11.0.0", {"mask": 1, "causal": False, "causal_kind": KINDS.UPPER_LEFT}, "causal by itself"),
+        ("11.0.0", {"mask": None, "causal": False, "causal_kind": KINDS.LOWER_RIGHT}, "has no mask"),
+    ],
+)
+def test_attention_is_inspected_by_what_a_version_has(version: str, of: dict[str, Any], problem: str | None) -> None:
+    """``causal_kind`` is TensorRT 11's; 10.15 and 10.16 have ``causal`` alone."""
+    trt = stub_versions.module(version)
+    network = stub_network(trt, **of)
+    if problem is None:
+        inspect_network(trt, network, GOOD, [], Path("g.onnx"))
+    else:
+        with pytest.raises(BackendError, match=problem):
+            inspect_network(trt, network, GOOD, [], Path("g.onnx"))
 
 
 def test_an_operator_that_tensorrt_refuses_is_named(tmp_path: Path) -> None:

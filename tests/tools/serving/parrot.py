@@ -41,8 +41,8 @@ def parrot(prefix: Sequence[int]) -> int:
     start = len(prefix) - list(reversed(prefix)).index(ASSISTANT)
     user = max(index for index in range(start) if prefix[index] == USER) + 1
     text = prefix[user : prefix.index(END, user)]
-    said = len(prefix) - start
-    return text[said] if said < len(text) else END
+    num_spoken = len(prefix) - start
+    return text[num_spoken] if num_spoken < len(text) else END
 
 
 def target_logits(prefix: Sequence[int]) -> Array:

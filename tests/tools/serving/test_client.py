@@ -168,7 +168,8 @@ def test_every_mix_of_requests_gives_each_the_ids_of_a_run_alone(served: Served,
     check_mixes(served, runtime)
 
 
-@pytest.mark.parametrize("quantize", ["int4", pytest.param("w8a8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int4", "w8a8"])
 def test_every_mix_of_a_quantized_bundle_too(quantize: str, tmp_path: Path) -> None:
     """As ``serve`` decides: reproducible, if a pass of one row rounds otherwise here."""
     from specrt.exporter.export import export

@@ -15,7 +15,7 @@ import pytest
 
 from specrt.engines.errors import BundleError, ResourceError, UsageError
 from specrt.runtime.runtime import load
-from specrt.tools.serving import bodies, server
+from specrt.tools.serving import bodies, exchange, server
 from specrt.tools.serving.guard import keys_from_file
 from specrt.tools.serving.server import Address, serve
 from specrt.tools.serving.service import Config, Limits, Service
@@ -156,6 +156,23 @@ def test_a_deadline_is_504_before_the_first_token_and_an_event_after_it(parrot_b
         assert response.status_code == 200
         assert [json.loads(line[6:])["error"]["code"] for line in texts if '"error"' in line] == ["timeout"]
         wait_until(lambda: served.service.scheduler.num_running == 0)
+
+
+def test_a_client_that_stops_reading_does_not_keep_its_request(
+    parrot_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is larger than what the sockets hold, so that sending it waits for the client."""
+    monkeypatch.setattr(exchange, "_SECONDS_TO_READ", 1.0)
+    body = {**LONG, "stream": True, "n": 64, "logprobs": True, "top_logprobs": 20, "return_rounds": True}
+    with serving(maker(parrot_bundle, max_concurrency=4, request_timeout_s=5)) as served:
+        connection = raw_post(served, body)
+        ended = "vllm:e2e_request_latency_seconds_count"
+        wait_until(lambda: served.service.scheduler.num_running == 4)
+        wait_until(lambda: served.service.scheduler.num_running == 0)
+        assert served.metric(ended) == 0  # it still waits for its client
+        wait_until(lambda: served.metric(ended) == 1)
+        assert served.metric("vllm:num_idle_slots") == 4
+        connection.close()
 
 
 def test_draining_finishes_what_runs_and_takes_no_more(parrot_bundle: Path) -> None:

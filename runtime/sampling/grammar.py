@@ -1,0 +1,213 @@
+"""Structured output: the ids that a grammar allows after a prefix, from llguidance, for target and draft.
+
+A mask depends on the prefix alone, not on earlier drafted and rejected ids, so speculation with masked p and masked q
+is exact. The mask allows every id after which the grammar can still be completed, not only the canonical tokens of a
+text that the grammar forces. An end-of-sequence id is allowed where the text may end. If no other id is allowed, the
+text is complete and ends without one.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.interface import Array
+from specrt.runtime.sampling.masks import Mask, MaskedRows
+from specrt.runtime.structured import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_COMPILED = 32  # compiled grammars kept by a runtime
+_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*")
+_POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
+
+
+class Vocabulary:
+    """A tokenizer for llguidance: the bytes of each id, empty for ids without text, and one more id for the end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, token_bytes: Callable[[int], bytes], special_ids: Collection[int], vocab_size: int) -> None:
+        self.tokens = [*map(token_bytes, range(vocab_size)), b"<end>"]
+        self.eos_token_id = vocab_size
+        self.special_token_ids = [*special_ids, vocab_size]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokenizes no text, so that masks are not restricted to canonical tokens."""
+        return []
+
+
+class Grammars:
+    """The grammars of a runtime, compiled once each. May be used from several threads.
+
+    ``make_vocabulary`` is called when the first grammar is needed. Raises ``BackendError`` without llguidance.
+    """
+
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
+        self._make_vocabulary, self._eos_token_ids = make_vocabulary, tuple(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._vocab_size = 0
+        self._compiled: dict[Grammar, LLMatcher] = {}
+        self._lock = threading.Lock()
+
+    def compiled(self, grammar: Grammar) -> LLMatcher:
+        """The matcher at the start of a text. Raises ``UsageError`` for an invalid or unsupported grammar."""
+        with self._lock:
+            found = self._compiled.pop(grammar, None) or self._compile(grammar)
+            self._compiled[grammar] = found  # moved to the end: the newest is last
+            if len(self._compiled) > MAX_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            return found
+
+    def constraint(self, grammar: Grammar, ending_ids: Collection[int], num_prompt_tokens: int) -> Constraint:
+        """The constraint of one generation, which ends at any of ``ending_ids``."""
+        matcher = self.compiled(grammar)
+        ends = [token for token in self._eos_token_ids if token in ending_ids]
+        return Constraint(grammar.option, matcher, self._vocab_size, ends, ending_ids, num_prompt_tokens)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        llguidance = _llguidance(grammar.option)
+        if self._tokenizer is None:
+            vocabulary = self._make_vocabulary()
+            self._vocab_size = vocabulary.eos_token_id
+            self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=len(vocabulary.tokens))
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher: LLMatcher = llguidance.LLMatcher(self._tokenizer, grammar.lark, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise UsageError(f"{grammar.option}: {_reason(matcher)}; see docs/structured.md for what is supported")
+        first = Constraint(grammar.option, matcher, self._vocab_size, (), (), 0)
+        if first.is_complete(()):
+            raise UsageError(f"{grammar.option}: allows only the empty text, expected at least one token")
+        return matcher
+
+
+class Constraint:
+    """The state of a grammar in one generation. The first ``num_prompt_tokens`` tokens are ignored.
+
+    Prefixes must be allowed by the grammar. They may come in any order, but ``committed`` only grows.
+    ``eos_token_ids`` are allowed where the text may end. One of ``ending_ids`` ends it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        ending_ids: Collection[int],
+        num_prompt_tokens: int,
+    ) -> None:
+        self.name = name
+        self._fresh, self._matcher = matcher, matcher.deep_copy()
+        self._vocab_size, self._eos_token_ids, self._ending_ids = vocab_size, list(eos_token_ids), frozenset(ending_ids)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._consumed: list[int] = []
+        self._num_committed = 0  # committed tokens among the consumed ones
+        self._masks: dict[int, Mask] = {}  # by the number of tokens before
+        self._rows = MaskedRows()
+
+    def mask(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> Mask:
+        """The ids that may follow ``committed`` and ``ahead``. It allows none if no token continues the text."""
+        self._seek(committed, ahead)
+        position = len(self._consumed)
+        if position not in self._masks:
+            self._masks[position] = self._computed()
+        return self._masks[position]
+
+    def is_complete(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
+        """Whether the text has ended, by an ending id or because only the end may follow."""
+        return self._is_ended(committed, ahead) or self.mask(committed, ahead).is_end
+
+    def forced(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> int | None:
+        """The id that must follow; None if several may follow, or none."""
+        return None if self.is_complete(committed, ahead) else self.mask(committed, ahead).only
+
+    def extended(self, committed: Sequence[int], drafted: Sequence[int], k: int) -> list[int]:
+        """``drafted`` up to the first forbidden id, then the forced ids: at most ``k`` ids.
+
+        Exact for drafts that are not sampled, since the removed ids have probability 0 in p.
+        """
+        kept: list[int] = []
+        for token in drafted[:k]:
+            if self.is_complete(committed, kept) or not self.mask(committed, kept).allows(token):
+                break
+            kept.append(token)
+        while len(kept) < k and (forced := self.forced(committed, kept)) is not None:
+            kept.append(forced)
+        return kept
+
+    def apply(self, logits: Array, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
+        """Mask rows [R, V] f32. The first follows ``committed`` and ``ahead``, each next one a drafted id more.
+
+        Rows that cannot be reached are not changed. Returns the number of rows before the first in which no id is
+        allowed, which is not changed either.
+        """
+        prefix = list(ahead)
+        for row in range(len(logits)):
+            if self._is_ended(committed, prefix) or (mask := self.mask(committed, prefix)).is_end:
+                break
+            if not self._rows.apply(mask, logits[row]):
+                return row
+            if row >= len(drafted) or not mask.allows(drafted[row]):
+                break
+            prefix.append(drafted[row])
+        return len(logits)
+
+    def _is_ended(self, committed: Sequence[int], ahead: Sequence[int]) -> bool:
+        if ahead:
+            return ahead[-1] in self._ending_ids
+        return len(committed) > self._num_prompt_tokens and committed[-1] in self._ending_ids
+
+    def _computed(self) -> Mask:
+        words = np.zeros(self._vocab_size // 32 + 1, np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():  # a dead end; the matcher cannot be rolled back from it
+            self._matcher, self._consumed, self._num_committed = self._fresh.deep_copy(), [], 0
+            words[:] = 0
+        return Mask(words.view(np.uint8), self._vocab_size, self._eos_token_ids)
+
+    def _seek(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
+        """Move the matcher to the end of ``ahead``, forward or back."""
+        known = self._num_committed
+        wanted = [*committed[self._num_prompt_tokens + known :], *ahead]
+        beyond = self._consumed[known:]
+        same = next((i for i, pair in enumerate(zip(beyond, wanted, strict=False)) if pair[0] != pair[1]), None)
+        num_same = min(len(beyond), len(wanted)) if same is None else same
+        if num_back := len(beyond) - num_same:
+            self._matcher.rollback(num_back)
+            del self._consumed[known + num_same :]
+        for token in wanted[num_same:]:
+            if self._matcher.try_consume_tokens([token]) != 1:
+                raise ValueError(f"{self.name}: got a prefix with id {token}, which the grammar forbids")
+            self._consumed.append(token)
+        self._num_committed = len(committed) - self._num_prompt_tokens
+        # Keep masks for one round only: later, committed prefixes are not needed again, and rejected ones are wrong.
+        least, most = self._num_committed, known + num_same
+        self._masks = {at: mask for at, mask in self._masks.items() if least <= at <= most}
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's message in one line, without the quoted grammar."""
+    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    text = text.removeprefix("failed to compile JSON schema: ")
+    for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer ")):
+        if text.startswith(begin):
+            text = f"{keyword}: {text}"
+    return " ".join(text.split())
+
+
+def _llguidance(option: str) -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise BackendError(
+            f"{option}: needs llguidance, which is not installed; install it with pip install 'specrt[grammar]'"
+        ) from error
+    return llguidance
