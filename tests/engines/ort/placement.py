@@ -1,4 +1,4 @@
-"""Which nodes ONNX Runtime puts on the host though CUDA has kernels for them: its own rule, on a graph.
+"""Which nodes ONNX Runtime puts on the CPU although CUDA has kernels for them: its own rule, on a graph.
 
 ``GetCpuPreferredNodes`` of onnxruntime/core/framework/fallback_cpu_capability.cc: a node goes to the CPU if it reads
 what a kernel leaves in the host's memory (Shape and Size do), and everything else that it reads is there too, is a
