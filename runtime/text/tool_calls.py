@@ -1,4 +1,4 @@
-"""Grammars that force a tool call, in the formats of model families."""
+"""Grammars that force a tool call, in the formats of several model families."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def tool_call_grammar(
 ) -> str:
     """A Lark grammar (option ``grammar``) of one call: of tool ``name``, or of any of ``tools``.
 
-    ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as chat templates take them, ``special_tokens`` those
-    of the tokenizer (``TextCodec.special_tokens``): marks that are special tokens are generated as such, so make them
-    visible (``visible_special_tokens``) to find them in the text. ``otherwise`` are items of a Lark rule, one of which
-    the text may be instead. Raises ``UsageError`` for another form, for a tool without a name, and for a ``name`` that
-    no tool has.
+    ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as for chat templates, ``special_tokens`` those of
+    the tokenizer (``TextCodec.special_tokens``). Markers that are special tokens are generated as such; with option
+    ``visible_special_tokens`` they are part of the text. ``otherwise`` are items of a Lark rule, each of them allowed
+    as the whole text instead of a call. Raises ``UsageError`` for another form, for a tool without a name, and for a
+    ``name`` that no tool has.
     """
     bodies, rules = _calls(form, tools, special_tokens, name)
     mark = _mark(FORMS[form].mark, special_tokens) if FORMS[form].mark else ""
@@ -34,16 +34,17 @@ def tool_call_grammar(
 
 
 def strict_tool_grammar(form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int]) -> str:
-    """A Lark grammar of any text, calls in which follow the schemas of ``tools``. Arguments as above.
+    """A Lark grammar of any text in which the arguments of calls follow the schemas of ``tools``.
 
-    In formats without a mark a text that begins as JSON is a call.
+    In formats without a marker, text that begins with a JSON object or array is a call. Parameters and errors are those
+    of ``tool_call_grammar``.
     """
     bodies, rules = _calls(form, tools, special_tokens)
     mark = FORMS[form].mark
     if not mark:
         text = f"TEXT: /(?s:.*)/ & ~/{_BEGIN_OF_JSON}(?s:.*)/"
         return "\n".join([f"start: {bodies} | TEXT", text, *rules]) + "\n"
-    head = "head" if mark in special_tokens else "head[lazy]"  # lazy: it ends with the first mark
+    head = "head" if mark in special_tokens else "head[lazy]"  # lazy: up to the first marker
     lines = ["start: (head call)* tail", "tail: TEXT", f"{head}: TEXT {_mark(mark, special_tokens)}"]
     return "\n".join([*lines, f"call: {bodies}", "TEXT: /(?s:.*)/", *rules]) + "\n"
 
@@ -51,7 +52,7 @@ def strict_tool_grammar(form: str, tools: Sequence[Mapping[str, Any]], special_t
 def _calls(
     form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int], name: str | None = None
 ) -> tuple[str, list[str]]:
-    """(the calls without a mark before them, the rules of their arguments)."""
+    """(the calls without the marker, the rules of their arguments)."""
     if form not in FORMS:
         raise UsageError(f"tool call format: got {form!r}, expected one of {', '.join(FORMS)}")
     functions = [tool.get("function", tool) for tool in tools]
@@ -77,7 +78,7 @@ def _mark(mark: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def _object(function: _Function, key: str) -> str:
-    """As ``json.dumps`` spaces it, like chat templates."""
+    """With the spaces of ``json.dumps``, as in chat templates."""
     name, rule = function
     begin = f'{{"name": {json.dumps(name)}, "{key}": '
     return f"{_text(begin)} {rule} {_text('}')}"
@@ -89,20 +90,20 @@ def _hermes(function: _Function, special_tokens: Mapping[str, int]) -> str:
 
 
 def _mistral(function: _Function, special_tokens: Mapping[str, int]) -> str:
-    """Newer ones, which have a token ``[ARGS]``, write a name and arguments."""
+    """Newer models have a token ``[ARGS]`` between name and arguments."""
     if "[ARGS]" in special_tokens:
         return f"{_text(function[0])} {_mark('[ARGS]', special_tokens)} {function[1]}"
     return f"{_text('[')} {_object(function, 'arguments')} {_text(']')}"
 
 
 class _Form(NamedTuple):
-    """``mark`` is before each call, and ``body`` is how it is written."""
+    """``mark`` begins each call; ``body`` gives the rule of the rest."""
 
     mark: str
     body: Callable[[_Function, Mapping[str, int]], str]
 
 
-# By the names of the formats
+# By format
 FORMS: Mapping[str, _Form] = {
     "hermes": _Form("<tool_call>", _hermes),
     "mistral": _Form("[TOOL_CALLS]", _mistral),

@@ -119,6 +119,7 @@ def test_a_text_that_the_tokenizer_cannot_write_is_a_dead_end_which_stops_nothin
     assert not dead.is_end and dead.only is None and not any(dead.allows(i) for i in range(3))
     logits = np.zeros((1, 3), np.float32)
     assert constraint.apply(logits, (), [2], ()) == 0
+    assert constraint.failure == "the tokenizer has no token for what comes next"
     assert constraint.forced((), [0]) == 1
 
 
@@ -155,7 +156,7 @@ REFUSED = [
     ),
     ({"regex": "("}, 'regex: invalid regex "(" (in regex): regex parse error: ( error: unclosed group;'),
     ({"regex": r"(a)\1"}, "regex: invalid regex"),
-    ({"regex": "()"}, "regex: allows the empty text only"),
+    ({"regex": "()"}, "regex: allows only the empty text"),
     ({"grammar": "start: foo"}, 'grammar: unknown name: "foo";'),
     ({"grammar": 'begin: "a"'}, "grammar: no start rule found;"),
     ({"grammar": 'start: "a'}, "grammar: lexer error;"),
@@ -174,7 +175,7 @@ def test_what_is_invalid_or_not_supported_is_one_line_that_names_it(options: dic
 
 def test_without_llguidance_the_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(BackendError, match=r"regex: it needs llguidance.*pip install 'specrt\[grammar\]'"):
+    with pytest.raises(BackendError, match=r"regex: needs llguidance.*pip install 'specrt\[grammar\]'"):
         grammars_of(LETTERS).compiled(regex("a"))
 
 
