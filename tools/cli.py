@@ -6,6 +6,7 @@ import click
 
 from specrt import __version__
 from specrt.tools.commands.align import align
+from specrt.tools.commands.batch import batch
 from specrt.tools.commands.bench import bench
 from specrt.tools.commands.build import build
 from specrt.tools.commands.chat import chat
@@ -39,6 +40,7 @@ for _command in (
     generate,
     chat,
     serve,
+    batch,
     verify,
     tune,
     bench,

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -64,16 +65,20 @@ class Exchange:
             self._service.metrics.observe("e2e_request_latency_seconds", time.monotonic() - self._job.arrived)
             scope["specrt_tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
 
-    async def _whole(self, send: Send) -> None:
+    async def whole(self) -> tuple[int, dict[str, Any]]:
+        """The answer that is not streamed: (status, body)."""
         deltas = {choice.index: Delta() for choice in self._job.choices}
-        status, headers = 200, [_JSON]
         try:
             async for choice, delta in self._deltas():
                 deltas[choice.index] += delta
-            body = encoded(self._answer.whole(self._job.choices, deltas))
         except ApiError as error:
-            status, body = error.status, encoded(error.as_dict())
-        headers.append((b"content-length", str(len(body)).encode()))
+            return error.status, error.as_dict()
+        return 200, self._answer.whole(self._job.choices, deltas)
+
+    async def _whole(self, send: Send) -> None:
+        status, answer = await self.whole()
+        body = encoded(answer)
+        headers = [_JSON, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

@@ -7,11 +7,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from specrt.engines.errors import BackendError, UsageError
-from specrt.runtime.runtime import Runtime
+from specrt.engines.progress import Progress
+from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
 from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
@@ -19,6 +21,7 @@ from specrt.tools.serving.protocol.choices import Calling, Choice
 from specrt.tools.serving.protocol.errors import ApiError, invalid, too_busy, unavailable
 from specrt.tools.serving.protocol.requests import Defaults, Wanted
 from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
+from specrt.tools.serving.rounding import needs_reproducible
 from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
 from specrt.tools.serving.structures import grammar_options, refused_request
 
@@ -42,6 +45,23 @@ class Config:
     defaults: Defaults = field(default_factory=Defaults)
     metrics_prefix: str = DEFAULT_PREFIX
     tool_parser: str = "auto"
+
+
+def open_service(
+    bundle: Path, config: Config, reproducible: bool | None, place: Mapping[str, Any], progress: Progress
+) -> Service:
+    """Load ``bundle`` at ``place`` (arguments of ``specrt.load``) and warm it up. None: reproducible where it must be.
+
+    The caller has checked the bundle's files.
+    """
+    progress.step("load")
+    runtime = load(bundle, **place)
+    progress.step("warm up")
+    is_reproducible = needs_reproducible(runtime) if reproducible is None else reproducible
+    defaults = replace(config.defaults, reproducible=is_reproducible or None)
+    service = Service(runtime, replace(config, defaults=defaults))
+    service.warm_up()
+    return service
 
 
 def check_prefix(prefix: str) -> None:
