@@ -1,1 +1,1 @@
-"""The I/O contract and those who honour it. Imports no sibling package and no torch, transformers or onnx."""
+"""The I/O contract and its backends. Imports no sibling package and no torch, transformers or onnx."""

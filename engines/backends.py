@@ -1,6 +1,6 @@
-"""The table of backends: which there are, on which devices, and which class opens each. A new backend is a row here.
+"""The table of backends: their names, devices and classes. To add a backend, add a row here.
 
-Its class is a ``specrt.engines.interface.Backend``. It is imported when it is opened, and its library with it.
+The class is a ``specrt.engines.interface.Backend``. It and its library are imported when the backend is opened.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ BACKENDS: dict[str, dict[str, OpenBackend]] = {
 def open_backend(
     bundle: Path, manifest: Manifest, name: str | None = None, device: str | None = None, threads: int | None = None
 ) -> Backend:
-    """The backend that runs the graphs of ``bundle``, by default its first one, with ``threads`` (None: all cores).
+    """Open a backend for ``bundle``, by default the bundle's first one, with ``threads`` (None: all cores).
 
-    Raises ``BackendError`` for a backend or device that the bundle is not for, and where a library, a GPU or engines
-    are missing.
+    Raises ``BackendError`` for a backend or device that the bundle was not exported for, and if a library, a GPU or
+    engines are missing.
     """
     name = choose_backend(manifest, name)
     device = choose_device(name, device)
@@ -63,7 +63,7 @@ def choose_backend(manifest: Manifest, wanted: str | None) -> str:
 
 
 def choose_device(backend: str, wanted: str | None) -> str:
-    """``wanted``, or where the backend runs: TensorRT on cuda, others on the cpu. Raises ``BackendError``."""
+    """``wanted``, or the backend's default: cuda for TensorRT, cpu for others. Raises ``BackendError``."""
     if wanted is not None and wanted not in DEVICES:
         raise UsageError(f"device: got {wanted!r}, expected one of {', '.join(DEVICES)}")
     if backend not in BACKENDS:

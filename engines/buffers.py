@@ -1,7 +1,7 @@
-"""The memory of one slot, planned: every buffer that target, draft and samplers bind, before anything is allocated.
+"""The memory plan of one slot: every buffer that target, draft and samplers bind, computed without allocating.
 
-Follows the way in which slots are opened: a model owns its inputs, logits and KV; every sampler is opened on the
-model's buffers and on what earlier samplers left, by tensor name.
+It follows the way slots are opened: a model owns its inputs, logits and KV; every sampler is opened on the model's
+buffers and on the outputs of earlier samplers, by tensor name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specrt.engines.samplers import HOST_WRITTEN, MATCH, sampler_contract
 
 @dataclass(frozen=True)
 class PlannedBuffer:
-    """One bound tensor, ``owner/tensor``, at its largest shape; with an ``alias`` it is in that buffer's memory."""
+    """One bound tensor, ``owner/tensor``, at its largest shape. With an ``alias`` it is in that buffer's memory."""
 
     name: str
     num_bytes: int
@@ -37,18 +37,18 @@ def plan_slot(
 ) -> tuple[PlannedBuffer, ...]:
     """The buffers of a slot with its draft and these ``samplers`` of both models, opened in this order.
 
-    The backends of a bundle bind the same contract. On a device, what the host writes for a graph is in one
-    ``mailbox``, and three areas belong to the device, whatever is opened: two page-locked ones of the host, and
-    ``scratch``, whose size only loaded engines know. Raises ``BackendError`` for a backend or device that the
-    bundle is not for.
+    All backends of a bundle bind the same contract. On a device, the tensors of a graph that the host writes are in one
+    ``mailbox``, and three fixed areas belong to the device: two page-locked ones on the host, and ``scratch``, whose
+    size is only known after loading. Raises ``BackendError`` for a backend or device that the bundle was not exported
+    for.
     """
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
     vocab_size = target.spec.vocab_size
     plan = _plan_model("target", target, target.spec.max_rows, vocab_size, samplers, {})
     if manifest.draft.kind != "ngram":
-        lent = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
-        plan += _plan_model("draft", draft or target, 1, vocab_size, samplers, lent)
+        shared = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
+        plan += _plan_model("draft", draft or target, 1, vocab_size, samplers, shared)
     if is_on_device:
         areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
         plan = [
@@ -59,15 +59,15 @@ def plan_slot(
 
 
 def allocated_bytes(plan: Sequence[PlannedBuffer]) -> int:
-    """Bytes that the plan takes: those of buffers with memory of their own."""
+    """Total bytes of the buffers that have their own memory."""
     return sum(buffer.num_bytes for buffer in plan if buffer.alias is None)
 
 
 def _plan_model(
-    role: str, entry: ModelEntry, sampler_rows: int, vocab_size: int, samplers: Sequence[str], lent: dict[str, str]
+    role: str, entry: ModelEntry, sampler_rows: int, vocab_size: int, samplers: Sequence[str], shared: dict[str, str]
 ) -> list[PlannedBuffer]:
-    """``lent``: memory of another model by the name of the tensor that is in it."""
-    plan = _plan_graph(role, model_contract(entry.spec), lent)
+    """``shared``: memory of another model, by tensor name."""
+    plan = _plan_graph(role, model_contract(entry.spec), shared)
     memory = {name: f"{role}/{name}" for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
     for sampler in samplers:
         owner = f"{role}/{sampler}"

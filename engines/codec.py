@@ -21,7 +21,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any, where: str = "") -> T:
-    """A ``kind`` from parsed JSON. Raises ``ValueError`` that names the place of what does not fit."""
+    """A ``kind`` from parsed JSON. Raises ``ValueError`` that names the place of the error."""
     return _decode(kind, data, where or kind.__name__)  # type: ignore[no-any-return]
 
 

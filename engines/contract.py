@@ -1,7 +1,7 @@
-"""The I/O contract: what every graph of a bundle takes and gives, written once.
+"""The I/O contract: the inputs and outputs of every graph of a bundle, defined once.
 
-Tensor names, dtypes, symbolic shapes and the memory that an output shares with an input are stated here. The exporter's
-dummy inputs and ONNX names, the backends' bindings, buffer sizes and ``specrt inspect`` are all derived from it.
+Tensor names, dtypes, symbolic shapes and the memory that an output shares with an input are defined here. The
+exporter's dummy inputs and ONNX names, the backends' bindings, buffer sizes and ``specrt inspect`` are derived from it.
 
 A pass over a model feeds ``width`` new tokens at positions ``start .. start + width - 1`` and returns the logits of
 ``rows`` of them. ``capacity`` is the number of KV slots. The batch is 1 everywhere.
@@ -24,7 +24,7 @@ LOGITS = "logits"
 TOKENS = "tokens"
 NUM_ACCEPTED = "num_accepted"
 
-# How a graph writes its KV cache and attends to it, and which backends read it so.
+# How a graph writes and reads its KV cache, by backend.
 ONNXRUNTIME_DIALECT, STANDARD_DIALECT = "onnxruntime", "standard"
 DIALECTS = {
     "onnxruntime": ONNXRUNTIME_DIALECT,
@@ -55,7 +55,7 @@ class TensorSpec:
     alias: str | None = None
 
     def resolve(self, dims: dict[str, int]) -> tuple[int, ...]:
-        """The concrete shape for ``dims`` (a value for each symbolic dimension)."""
+        """The concrete shape for ``dims``, which has a value for each symbolic dimension."""
         return tuple(dims[d] if isinstance(d, str) else d for d in self.shape)
 
 
@@ -69,12 +69,12 @@ class KVLayer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the contract of a model is derived from.
+    """The parameters from which a model's contract is derived.
 
     ``max_seq_len`` bounds the committed tokens; ``capacity = max_seq_len + K`` so that a full-width round always fits.
-    ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the most logits rows a pass returns.
-    ``dialect`` is one of ``DIALECTS``' values. ``vocab_size`` is the number of logits; ``num_input_ids`` that of ids to
-    be fed, where those are more.
+    ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the maximum number of logits rows of a pass.
+    ``dialect`` is one of ``DIALECTS``' values. ``vocab_size`` is the number of logits; ``num_input_ids`` is the number
+    of input ids, if that is larger.
     """
 
     vocab_size: int
@@ -88,7 +88,7 @@ class ModelSpec:
     num_input_ids: int | None = None
 
     def knows(self, token_id: int) -> bool:
-        """Whether the model can be fed this id."""
+        """Whether this id is a valid input."""
         return token_id < (self.num_input_ids or self.vocab_size)
 
     @property
@@ -116,9 +116,9 @@ def model_contract(spec: ModelSpec) -> Contract:
     """The contract of a model's graph.
 
     Dialect ``onnxruntime``: ``seqlens_k`` holds the index of the last fed position (tokens in the cache after the pass,
-    minus one), which is the convention of ``com.microsoft::GroupQueryAttention``; ``total_sequence_length`` is the same
-    count, not reduced. Dialect ``standard``: the positions say where to write and what to see, and the capacity is a
-    number, since TensorRT takes no other.
+    minus one), as ``com.microsoft::GroupQueryAttention`` defines it; ``total_sequence_length`` is the number of tokens
+    in the cache after the pass. Dialect ``standard``: the positions determine where to write and what to attend to, and
+    the capacity is a constant, as TensorRT requires.
     """
     is_standard = spec.dialect == STANDARD_DIALECT
     lengths = [TensorSpec(SEQLENS_K, "int32", (1,)), TensorSpec(TOTAL_SEQUENCE_LENGTH, "int32", (1,))]
@@ -151,7 +151,7 @@ class Buffer:
 
 
 def plan_buffers(contract: Contract, shared: frozenset[str] = frozenset()) -> tuple[Buffer, ...]:
-    """The buffers that binding a graph takes, each at its largest shape; aliased outputs take none of their own."""
+    """The buffers needed to bind a graph, each at its largest shape. Aliased outputs need no buffer."""
     plan = []
     for tensor in (*contract.inputs, *contract.outputs):
         if tensor.alias is None:

@@ -10,9 +10,9 @@
     ├── ResourceError           8   disk, memory or an output cannot be used
     └── BackendError            9   a backend is unknown or not in the bundle; its library or engines do not fit
 
-A command that a signal stops exits with 128 and the signal's number: 130 for Ctrl-C. One that meets an error which is
-not in the tree, a fault of specrt, exits with 70. A message says what is wrong, what was got, what was expected and how
-to fix it, in one line.
+A command that is stopped by a signal exits with 128 plus the signal's number: 130 for Ctrl-C. An error that is not in
+the tree is a bug in specrt; the command exits with 70. A message states in one line what is wrong, the value that was
+got, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ OTHER_EXIT_CODES = {
 
 
 def one_line(error: object, limit: int = 240) -> str:
-    """An error's text in one line, at most its first ``limit`` characters; its type's name where it has no text."""
+    """An error's text in one line, cut to ``limit`` characters; the name of its type if it has no text."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 def kind_and_line(error: BaseException) -> str:
-    """Its type's name and its text, as in ``ValueError: not a number``."""
+    """The name of an error's type and its text, as in ``ValueError: not a number``."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 
 class SpecrtError(Exception):
-    """Root of the errors that specrt raises on purpose; ``exit_code`` is the process's exit status."""
+    """Base class of specrt's errors; ``exit_code`` is the exit status of the process."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts in numbers: how many experts a pass of several tokens reads."""
+"""Mixture of experts: how many experts a pass of several tokens reads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experts:
-    """The expert layers of a model whose graph reads only the experts that the router chose.
+    """The expert layers of a model whose graph reads only the experts chosen by the router.
 
-    Each of ``num_layers`` layers has ``num_experts`` experts of ``bytes_per_expert`` as stored, and each token goes
-    through ``experts_per_token`` of them.
+    Each of ``num_layers`` layers has ``num_experts`` experts of ``bytes_per_expert`` as stored, and each token uses
+    ``experts_per_token`` of them.
     """
 
     num_layers: int
@@ -23,15 +23,15 @@ class Experts:
             raise ValueError(f"experts: {self} is contradictory")
 
     def expected_distinct(self, num_tokens: int) -> float:
-        """The expected number of distinct experts of a layer that ``num_tokens`` tokens go through.
+        """The expected number of distinct experts that ``num_tokens`` tokens use in a layer.
 
-        E (1 - (1 - k/E)^M), where each token's experts are drawn without regard to the other tokens' and all experts
-        are equally likely. Neighbouring tokens share more experts than that, so this is an upper estimate.
+        E (1 - (1 - k/E)^M), if tokens choose their experts independently and all experts are equally likely.
+        Neighbouring tokens share more experts than that, so this is an upper estimate.
         """
         missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.num_experts * (1 - missed)
 
     def further_bytes(self, num_tokens: int) -> int:
-        """Bytes that a pass of ``num_tokens`` tokens is expected to read beyond those of a pass of one token."""
+        """Expected bytes that a pass of ``num_tokens`` tokens reads in addition to those of a pass of one token."""
         further = self.expected_distinct(num_tokens) - self.experts_per_token
         return round(self.num_layers * self.bytes_per_expert * further)

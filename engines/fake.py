@@ -1,7 +1,7 @@
-"""A model and a sampler in numpy that honour the contract: they drive the loop's tests and measure its own cost.
+"""A model and a sampler in numpy with the same contract, for tests of the loop and measurements of its cost.
 
-The fake model's next token is a function of the tokens *in its cache*, which it keeps in the key buffer of layer 0: a
-wrong position, a missed row or a bad rollback changes its answer, as it would a real model's.
+The fake model's next token is a function of the tokens *in its cache*, which it keeps in the key buffer of layer 0. A
+wrong position, a missed row or a bad rollback changes its output, as with a real model.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Engine:
 
 
 class FakeEngine(_Engine):
-    """A model whose argmax after a prefix is ``next_token(prefix)``, or whose logits are, when that is an array."""
+    """A model whose argmax after a prefix is ``next_token(prefix)``; if that is an array, it is the logits."""
 
     def __init__(self, spec: ModelSpec, next_token: NextToken) -> None:
         super().__init__(model_contract(spec))
@@ -83,9 +83,9 @@ class FakeEngine(_Engine):
         self.num_passes = 0
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
-        """Write the fed ids into the cache at their positions, then one-hot logits of the asked rows.
+        """Write the fed ids into the cache at their positions, then the logits of the requested rows.
 
-        Raises ``ValueError`` for a pass that a real model would answer wrongly.
+        Raises ``ValueError`` for inputs with which a real model would give wrong logits.
         """
         self.num_passes += 1
         cache = host[past_name("key", 0)].reshape(-1)  # [capacity]
@@ -109,7 +109,7 @@ class FakeEngine(_Engine):
 
 
 class FakeSampler(_Engine):
-    """A sampler in numpy, by its oracle. ``vocab_size`` is the target's, the model's own by default."""
+    """A sampler that runs the numpy reference. ``vocab_size`` is the target's, by default that of ``spec``."""
 
     def __init__(self, spec: ModelSpec, name: str = samplers.MATCH, vocab_size: int | None = None) -> None:
         vocab_size = spec.vocab_size if vocab_size is None else vocab_size

@@ -3,8 +3,8 @@
 Weights belong to the engine and are shared; KV, inputs and outputs belong to a binding, one for each open slot. A
 sampler is an engine too: it is opened on the memory of the model pass that it verifies.
 
-On a device ``run`` returns before the pass is done. What the host writes goes there by ``upload``, and ``read`` is the
-only place where the host waits. On the CPU all memory is the host's, and both cost nothing.
+On a device ``run`` returns before the pass is done, ``upload`` copies what the host wrote, and only ``read`` waits for
+the device. On the CPU all memory is the host's, and both are free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICES = (CPU, CUDA)
 
 
 class Memory(Protocol):
-    """A tensor's memory, in whatever place: other bindings may be opened on it. On the CPU it is the array itself."""
+    """A tensor's memory, on which other bindings may be opened. On the CPU it is the array itself."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -35,7 +35,7 @@ class Memory(Protocol):
         ...
 
     def __getitem__(self, rows: slice) -> Any:
-        """The memory of some rows of it."""
+        """The memory of some rows."""
         ...
 
 
@@ -44,14 +44,14 @@ class Binding(Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Whether a pass may still be under way when ``run`` returns: its ids are known later, and reading waits."""
+        """Whether a pass may still be running when ``run`` returns. Then ids are known later, and reading waits."""
         ...
 
     @property
     def host(self) -> Mapping[str, Array]:
-        """What the host writes before a pass, by tensor name, at its largest shape; a pass uses the leading part.
+        """Tensors that the host writes before a pass, by name, at their largest shape; a pass uses the leading part.
 
-        On the CPU all tensors are in it.
+        On the CPU these are all tensors.
         """
         ...
 
@@ -61,35 +61,35 @@ class Binding(Protocol):
         ...
 
     def upload(self, *names: str) -> None:
-        """What was written in ``host`` counts for passes from here on: for tensors ``names``, or all of its own."""
+        """Copy tensors ``names`` of ``host`` to the device, by default all that it owns, for the next passes."""
         ...
 
     def upload_items(self, name: str, indices: Sequence[int]) -> None:
-        """The same for single items of a tensor with one dimension."""
+        """``upload`` for single items of a one-dimensional tensor."""
         ...
 
     def write(self, name: str, values: Array) -> None:
-        """Write the leading rows of any tensor, for passes from here on."""
+        """Write the leading rows of any tensor, for the next passes."""
         ...
 
     def take(self, name: str, start: int, source: Memory) -> None:
-        """Copy ``source`` to the items of tensor ``name`` from ``start`` on, without a way over the host."""
+        """Copy ``source`` to the items of tensor ``name`` from ``start`` on, without going through the host."""
         ...
 
     def run(self, width: int, rows: int) -> None:
-        """Run one pass of ``width`` tokens that returns ``rows`` rows. Allocates nothing for widths seen before."""
+        """Run one pass of ``width`` tokens that returns ``rows`` rows. Allocates only for new widths."""
         ...
 
     def read(self, *names: str) -> list[Array]:
-        """Wait, and give tensors as far as this binding's last pass used them; on the CPU more, which means nothing."""
+        """Wait for the last pass; return the parts of tensors that it used. On the CPU, stale data may follow."""
         ...
 
     def mark(self, number: int) -> None:
-        """Note when what was enqueued before is done: ``number`` 0 or 1."""
+        """Record the time at which all earlier work is done; ``number`` is 0 or 1."""
         ...
 
     def elapsed_ms(self) -> float | None:
-        """From mark 0 to mark 1 in ms; None while the device has not come to both."""
+        """Time from mark 0 to mark 1; None until the device has reached both."""
         ...
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Engine(Protocol):
     """A loaded graph with its weights."""
 
     def open(self, shared: Mapping[str, Any] | None = None) -> Binding:
-        """Allocate and bind the buffers of a slot; tensors named in ``shared`` use that memory instead of their own.
+        """Allocate and bind the buffers of a slot. Tensors named in ``shared`` use that memory instead.
 
         ``shared`` may name other tensors too. Raises ``ValueError`` for shared memory that does not fit the contract.
         """
@@ -111,22 +111,22 @@ class Engine(Protocol):
 class Backend(Protocol):
     """A library on a device, opened for one bundle.
 
-    Backends on one ``device`` share its memory, whatever their libraries: a binding may be opened on another's memory.
+    Backends of all libraries share the memory of a ``device``: a binding may be opened on another's memory.
     """
 
     name: str
     device: str
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
-        """Load one graph, by its file's path in the bundle; ``threads`` may differ from the backend's.
+        """Load the graph at path ``graph`` of the bundle. ``threads`` may differ from the backend's.
 
-        Raises ``BundleError`` or ``BackendError`` where it cannot be loaded or is not that of ``contract``.
+        Raises ``BundleError`` or ``BackendError`` if it cannot be loaded or does not match ``contract``.
         """
         ...
 
 
 class HostBinding:
-    """The part of a binding that is the same where all memory is the host's."""
+    """The common part of bindings whose memory is all on the host."""
 
     is_async = False
     host: Mapping[str, Array]
@@ -140,7 +140,7 @@ class HostBinding:
         """Nothing to do: passes read what the host writes."""
 
     def upload_items(self, name: str, indices: Sequence[int]) -> None:
-        """Nothing to do, either."""
+        """Nothing to do: passes read what the host writes."""
 
     def write(self, name: str, values: Array) -> None:
         """See ``Binding.write``."""
@@ -184,9 +184,9 @@ def allocate(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_shared(name: str, array: Array, shape: tuple[int, ...], dtype: str) -> None:
-    """Raise ``ValueError`` unless ``array`` is contiguous, of this dtype, and begins with an array of ``shape``.
+    """Raise ``ValueError`` unless ``array`` is contiguous, of this dtype, and at least of ``shape``.
 
-    It may be longer in its first dimension: a sampler for fewer rows reads the first rows of a pass.
+    Only its first dimension may be larger: a sampler for fewer rows reads the first rows of a pass.
     """
     if not isinstance(array, np.ndarray):
         raise ValueError(f"shared buffer {name}: got memory of a device, expected the host's, {dtype}{list(shape)}")
@@ -197,5 +197,5 @@ def check_shared(name: str, array: Array, shape: tuple[int, ...], dtype: str) ->
 
 
 def begins_with(whole: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the first rows of a tensor of shape ``whole`` are one of ``shape``."""
+    """Whether the first rows of a tensor of shape ``whole`` form a tensor of ``shape``."""
     return len(whole) == len(shape) and whole[1:] == shape[1:] and whole[0] >= shape[0]

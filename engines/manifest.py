@@ -1,4 +1,4 @@
-"""``bundle.json``: what a bundle says of itself. Read and written only here."""
+"""``bundle.json``: the description of a bundle. Read and written only here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGITS_TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 
 @dataclass(frozen=True)
 class Parity:
-    """How the exported graph compared with the torch model at export, on the reference ids.
+    """Comparison of the exported graph with the torch model at export, on the reference ids.
 
     Units: logits. ``max_abs_error`` over ``num_positions`` positions of ``vocab_size`` logits each;
     ``argmax_agreement`` is the share of positions whose most likely token is the same, ``mean_kl`` the mean of
@@ -41,7 +41,7 @@ class Parity:
 
 @dataclass(frozen=True)
 class AdapterEntry:
-    """A LoRA adapter that was merged into a model's weights, and the SHA-256 of the file that it came in."""
+    """A LoRA adapter that was merged into a model's weights, and the SHA-256 of its file."""
 
     source: str
     revision: str | None
@@ -52,12 +52,12 @@ class AdapterEntry:
 class ModelEntry:
     """A model of the bundle. ``reference`` holds ids and fp32 logits of the torch model for checks without torch.
 
-    ``bytes_per_pass`` are the weights that a pass of one token reads: all but a table of which it looks up single rows,
-    and of experts those that a token goes through; ``experts`` says what a pass of more tokens reads, and is None where
-    that is the same. ``samplers`` maps each sampler's name to its graph. ``quantization`` is ``none``, ``int8``,
-    ``w8a8`` or ``int4``, of the weights. ``adapter`` is what was merged into ``source``.
-    ``fingerprint`` is one SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the
-    torch model was compared; a draft that is made of the target's weights has the target's.
+    ``bytes_per_pass`` is the size of the weights that a pass of one token reads. Tables of which it looks up single
+    rows do not count, nor experts that the token does not use. ``experts`` gives what a pass of more tokens reads; None
+    if that is the same. ``samplers`` maps each sampler's name to its graph. ``quantization`` of the weights is
+    ``none``, ``int8``, ``w8a8`` or ``int4``. ``adapter`` is what was merged into ``source``. ``fingerprint`` is one
+    SHA-256 over the tensors of ``source``'s files, as stored, with which every tensor of the torch model was compared;
+    a draft made of the target's weights has the target's.
     """
 
     source: str
@@ -79,18 +79,18 @@ class ModelEntry:
 
     @property
     def weights(self) -> str:
-        """The file that holds its weights. A draft of the target's layers is next to the target's, and reads that."""
+        """The file of its weights. A draft made of the target's layers reads the target's file."""
         return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
 
     @property
     def further_reads(self) -> Callable[[int], float] | None:
-        """What a pass reads beyond one of one token, as a share of that, by its tokens; None where that is nothing."""
+        """By tokens of a pass: its extra reads over a pass of one token, as a share of the latter; None if none."""
         experts = self.experts
         return None if experts is None else lambda num_tokens: experts.further_bytes(num_tokens) / self.bytes_per_pass
 
     @property
     def logits_tolerance(self) -> float:
-        """How far logits may be from the torch model's, over the largest |logit|: rounding, or what export measured."""
+        """Tolerance for logits relative to the torch model's largest |logit|: rounding, or as measured at export."""
         if self.quantization == "none":
             return LOGITS_TOLERANCE[self.spec.dtype]
         return 1.5 * self.parity.max_abs_error / self.parity.max_abs_logit
@@ -112,8 +112,8 @@ class DraftEntry:
 class TokenizerEntry:
     """``file``, ``chat_template`` (the default one) and ``named_chat_templates`` (others, by name) are files.
 
-    ``special_tokens`` are the strings that templates may use, by names such as ``bos_token``. ``clean_up_spaces``: text
-    is cleaned as transformers cleans that of WordPiece tokenizers.
+    ``special_tokens`` are the strings that templates may use, by names such as ``bos_token``. With ``clean_up_spaces``
+    the text is cleaned as transformers does for WordPiece tokenizers.
     """
 
     file: str
@@ -137,10 +137,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of ``bundle.json``; ``files`` covers every other file that the export wrote.
+    """The content of ``bundle.json``; ``files`` lists every other file that the export wrote.
 
-    Engines built from the bundle are next to them, with records of their own (``specrt.engines.trt.record``).
-    ``generation_defaults`` are the sampling settings of the model's own generation config, by specrt's names.
+    Engines built from the bundle are next to them, with separate records (``specrt.engines.trt.record``).
+    ``generation_defaults`` are the sampling settings of the model's generation config, by specrt's names.
     """
 
     schema_version: int

@@ -1,4 +1,4 @@
-"""The samplers in numpy: what the graphs must compute, written for reading. fp32 throughout, as in the graphs.
+"""Reference implementation of the samplers in numpy, written for reading. fp32 throughout, as in the graphs.
 
 ``p`` and ``q`` are the target's and the draft's distributions after the same warping; ``drafted`` are the K ids
 ``x_1 .. x_K`` with ``x_i`` drawn from row ``i`` of ``q``. Of the K + 1 rows of ``p``, row ``i`` verifies ``x_(i + 1)``.
@@ -12,7 +12,7 @@ import numpy as np
 
 from specrt.engines.interface import Array
 
-MIN_RESIDUAL = np.float32(1e-7)  # less mass than this is rounding: the residual is then drawn from p itself
+MIN_RESIDUAL = np.float32(1e-7)  # a smaller mass is rounding error: the residual is then drawn from p itself
 
 
 def match(tokens: Array, drafted: Array) -> int:
@@ -41,8 +41,8 @@ def penalize(
 ) -> Array:
     """Penalties as in transformers (repetition) and the OpenAI API (presence, frequency). [R, V] f32 -> [R, V] f32
 
-    Row ``i`` counts the drafted ids ``drafted[:i]`` next to the ``*_counts`` [V] of what is committed. Before them the
-    bias [V] is added, and ``ending_limit`` [V] bounds the first ``num_unending_rows`` rows from above.
+    Row ``i`` counts the drafted ids ``drafted[:i]`` in addition to the ``*_counts`` [V] of committed tokens. Before the
+    penalties the bias [V] is added, and ``ending_limit`` [V] bounds the first ``num_unending_rows`` rows from above.
     """
     processed = []
     for row, values in enumerate(logits):
@@ -74,7 +74,7 @@ def filtered(logits: Array, temperature: float, top_k: int = 0, top_p: float = 1
 
 
 def filter_threshold(z: Array, top_k: int, top_p: float, min_p: float) -> np.float32:
-    """What ``z`` = logits / temperature [V] must reach to be kept."""
+    """The least value of ``z`` = logits / temperature [V] that is kept."""
     threshold = np.sort(z)[-top_k] if 0 < top_k < len(z) else np.float32(-np.inf)
     if top_p < 1:
         kept = np.sort(z[z >= threshold])[::-1]
@@ -93,7 +93,7 @@ def _normalized(z: Array) -> Array:
 
 
 def chunk_size(vocab_size: int) -> int:
-    """Ids summed at the first level of ``draw``: the largest divisor in 64..1024, or 512 where there is none.
+    """Ids summed at the first level of ``draw``: the largest divisor in 64..1024, or 512 if there is none.
 
     A flat fp32 sum over 150,000 ids would lose the tail of the distribution.
     """
@@ -143,7 +143,7 @@ def block_prefixes(p: Array, q: Array, drafted: Sequence[int] | Array) -> list[n
 
 
 def block_chances(p: Array, q: Array, drafted: Sequence[int] | Array) -> Array:
-    """h_1 .. h_K: the chance that i drafted ids are accepted when no more are. [K] f32"""
+    """h_1 .. h_K: the probability that i drafted ids are accepted, given that no more are. [K] f32"""
     chances = []
     for i, prefix in enumerate(block_prefixes(p, q, drafted)):
         if i == len(drafted):

@@ -1,4 +1,4 @@
-"""The processor: its name, and the cores that are there to be used."""
+"""The processor: its name, and the number of available cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def available_cores() -> int:
 
 
 def cpu_name() -> str:
-    """As the system reports it, such as ``AMD EPYC 9354``; the architecture where it does not."""
+    """The processor's name from the system, such as ``AMD EPYC 9354``, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

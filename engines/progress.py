@@ -1,4 +1,4 @@
-"""How long work (an export, a build, a bench) says what it is doing: one protocol, always the parameter ``progress``.
+"""Progress reports of long work (an export, a build, a bench). The parameter is always named ``progress``.
 
 The command line shows it (``specrt.tools.terminal.progress``); the default is ``SILENT``.
 """
@@ -19,7 +19,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Shows nothing."""
+    """Shows no progress."""
 
     def step(self, name: str, total: int | None = None) -> None:
         return

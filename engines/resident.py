@@ -1,4 +1,4 @@
-"""What the weights of a bundle take while it runs, for each backend: next to the buffers that ``plan`` lists."""
+"""Memory of a bundle's weights while it runs, for each backend, in addition to the buffers listed by ``plan``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WIDENED = {"float32": 1, "float16": 2}
 class ResidentMemory:
     """Bytes of a bundle on one backend.
 
-    ``slot_bytes``: the buffers of one sequence with its draft. ``private_bytes``: weights that the process or the GPU
-    holds for itself, None for engines that are not built. ``mapped_bytes``: weights in files that are mapped; their
-    pages come as they are read, and the system takes them back when it needs memory. Code of libraries is not counted.
+    ``slot_bytes``: the buffers of one sequence with its draft. ``private_bytes``: weights in private memory of the
+    process or on the GPU; None for engines that are not built. ``mapped_bytes``: weights in memory-mapped files, whose
+    pages are loaded when read and can be evicted by the system. Code of libraries is not counted.
     """
 
     backend: str
@@ -46,7 +46,7 @@ def resident_memory(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> t
 
 
 def _on_cpu(models: Sequence[ModelEntry]) -> tuple[int, int]:
-    """(private, mapped). What a pass reads is copied once, into the layout of its kernel; the file stays mapped."""
+    """(private, mapped). Weights that a pass reads are copied once, into the kernel's layout; the file stays mapped."""
     private = sum(model.bytes_per_pass * _WIDENED[model.spec.dtype] for model in models)
     mapped = {model.weights: model.weights_bytes for model in reversed(models)}  # a draft may read the target's file
     return private, sum(mapped.values())

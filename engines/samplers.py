@@ -1,4 +1,4 @@
-"""The contracts of the samplers: small graphs that turn the logits of a pass into tokens, where the logits are.
+"""The contracts of the samplers: small graphs that turn the logits of a pass into tokens, on the same device.
 
 ::
 
@@ -8,7 +8,7 @@
 
 Each arrow is a buffer that the next sampler is opened on. ``R`` rows are verified at once: row ``i`` of the logits
 follows the id fed at ``row_indices[i]``, and the drafted id that it verifies is the one fed at ``row_indices[i + 1]``.
-Oracles in numpy: ``specrt.engines.numpy_samplers``.
+Reference in numpy: ``specrt.engines.numpy_samplers``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ TOP_K = "top_k"
 TOP_P = "top_p"
 MIN_P = "min_p"
 PROBS = "probs"
-THRESHOLD = "threshold"  # of logits / temperature: what is below is out; top-k's alone where the nucleus is larger
-NUCLEUS_IS_LARGER = "nucleus_is_larger"  # 1 where ids beyond those that were sorted belong to it
+THRESHOLD = "threshold"  # of logits / temperature: lower values are dropped; top-k's alone if the nucleus is larger
+NUCLEUS_IS_LARGER = "nucleus_is_larger"  # 1 if ids beyond the sorted ones belong to it
 
-# Judging.
-DRAFT_PROBS = "draft_probs"  # row i: what the drafted id i was drawn from; the last row is not used
+# Verification.
+DRAFT_PROBS = "draft_probs"  # row i: the distribution of drafted id i; the last row is not used
 UNIFORMS = "uniforms"
 NUM_UNIFORMS = 3
 ACCEPT, CHUNK, WITHIN = range(NUM_UNIFORMS)  # columns: eta of the drafted id; the two levels of an inverse CDF
@@ -63,7 +63,7 @@ TOKEN_LOGPROBS = "token_logprobs"
 TOP_LOGPROBS = "top_logprobs"
 TOP_IDS = "top_ids"
 
-# What the host writes, of models and samplers. Everything else is made on the device, and stays there.
+# Tensors of models and samplers that the host writes. All others are computed on the device and stay there.
 HOST_WRITTEN = frozenset(
     {
         *(INPUT_IDS, POSITION_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, ROW_INDICES),
@@ -73,7 +73,7 @@ HOST_WRITTEN = frozenset(
     }
 )
 
-# The three filters in turn: each sorts so many of the most likely ids, and the last finds the rest by bisection.
+# Number of most likely ids that the first two filters sort; the last one finds its threshold by bisection.
 NUM_SORTED, NUM_SORTED_WIDE = 128, 1024
 MAX_TOP_LOGPROBS = 20
 
@@ -177,8 +177,8 @@ SAMPLER_NAMES = tuple(_CONTRACTS)
 def sampler_contract(name: str, spec: ModelSpec, vocab_size: int) -> Contract:
     """The contract of sampler ``name`` on the logits of the model of ``spec``.
 
-    ``vocab_size`` is the target's: a draft's probabilities have as many columns, whatever its own vocabulary. Raises
-    ``ValueError`` for a name that is not one of ``SAMPLER_NAMES``.
+    ``vocab_size`` is the target's: a draft's probabilities have the same number of columns, even if its vocabulary has
+    another size. Raises ``ValueError`` for a name that is not one of ``SAMPLER_NAMES``.
     """
     if name not in _CONTRACTS:
         raise ValueError(f"sampler: got {name!r}, expected one of {', '.join(SAMPLER_NAMES)}")

@@ -1,4 +1,4 @@
-"""Checks of option values: each gives the value as it is kept, or raises ``UsageError`` that names the option."""
+"""Checks of option values. Each returns the value to store, or raises ``UsageError`` that names the option."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BIAS = 1e4
 
 
 def number(name: str, value: Any, low: float, high: float = float("inf"), whole: bool = False) -> int | float:
-    """Python's own number, numpy's too."""
+    """``value`` as a Python number; numpy scalars are accepted."""
     is_number = isinstance(value, Integral) or (isinstance(value, Real) and not whole)
     if not is_number or isinstance(value, bool) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
@@ -46,15 +46,15 @@ def penalty_factor(name: str, value: Any) -> int | float:
 
 
 def token_ids(name: str, value: Any) -> tuple[Any, ...]:
-    """In a tuple; whether they are ids of the vocabulary is known later."""
+    """As a tuple. Whether they are in the vocabulary is checked later."""
     return tuple(map(_plain, _several(name, value, "token ids")))
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """In a tuple."""
+    """As a tuple."""
     found = _several(name, value, "texts")
     if wrong := [text for text in found if not isinstance(text, str)]:
-        raise UsageError(f"{name}: got {wrong[0]!r}, expected texts")
+        raise UsageError(f"{name}: got {wrong[0]!r}, expected strings")
     return found
 
 
@@ -66,7 +66,7 @@ def biases(name: str, value: Any) -> dict[Any, float] | None:
 
 
 def processors(name: str, value: Any) -> tuple[Any, ...]:
-    """Callables in a tuple."""
+    """Callables, as a tuple."""
     expected = "callables (token_ids, logits)"
     found = _several(name, value, expected)
     if wrong := [processor for processor in found if not callable(processor)]:
@@ -85,14 +85,14 @@ def of_template(name: str, value: Any) -> Any:
 
 
 def _plain(token_id: Any) -> Any:
-    """numpy's whole numbers as Python's own."""
-    if isinstance(token_id, bool):  # an Integral too, and a mistake
+    """A numpy integer as a Python ``int``; other values unchanged."""
+    if isinstance(token_id, bool):  # bool is an Integral, but here it is a mistake
         return token_id
     return int(token_id) if isinstance(token_id, Integral) else token_id
 
 
 def _several(name: str, value: Any, kind: str) -> tuple[Any, ...]:
-    """The items in a tuple, so that what can be read only once is read once."""
+    """The items as a tuple. An iterator can be read only once."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put one alone into brackets")
+        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put a single one in brackets")
     return tuple(value)

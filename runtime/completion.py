@@ -1,4 +1,4 @@
-"""A completion: the tokens of the prompt and those after it. The only place that decides where and why it ends."""
+"""A completion: the tokens of the prompt and those after it. Only this module decides where and why it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specrt.runtime.settings import Settings
 
 
 class Text(Protocol):
-    """The completion's text, in which stop strings are found: ``specrt.runtime.text.stops.StopWatch``."""
+    """Searches the completion's text for stop strings; see ``specrt.runtime.text.stops.StopWatch``."""
 
     @property
     def matched(self) -> str | None: ...
@@ -21,7 +21,7 @@ class Text(Protocol):
 
 
 class NoText:
-    """Tokens alone, without stop strings."""
+    """Ids only, without stop strings."""
 
     matched = None
 
@@ -36,9 +36,9 @@ class NoText:
 class Completion:
     """The completion of ``prompt`` under ``settings``, in a context of ``max_seq_len`` tokens.
 
-    ``tokens`` holds the prompt and what was committed after it. ``finish_reason`` is ``stop`` or ``length`` once it has
-    ended, and ``stop`` then the stop string or the ending id that was met, if any. A ``constraint`` ends it where its
-    grammar allows nothing more.
+    ``tokens`` holds the prompt and the tokens committed after it. Once it has ended, ``finish_reason`` is ``stop`` or
+    ``length``, and ``stop`` is the stop string or the ending id that was found, if any. With a ``constraint`` it also
+    ends when the grammar allows no further token.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Completion:
 
     @property
     def num_left(self) -> int:
-        """How many more tokens it may get; 0 once it has ended."""
+        """How many more tokens may be appended; 0 once it has ended."""
         return 0 if self.finish_reason else self._end - len(self.tokens)
 
     def commit(self, ids: Sequence[int]) -> list[int]:
-        """Append ``ids`` up to the first that ends the completion; return what was appended."""
+        """Append ``ids`` up to the first that ends the completion; return the appended ids."""
         emitted = []
         for token in ids:
             self.tokens.append(token)

@@ -17,19 +17,19 @@ from specrt.engines.contract import (
 )
 from specrt.engines.interface import Array, Engine, Memory
 
-UNKNOWN = -1  # stands for an id that is on the device and that the host has not read yet
+UNKNOWN = -1  # an id that is on the device and not yet read by the host
 
 
 class KVCachedModel:
-    """Feeds tokens after the ``kv_len`` that the cache holds; ``read(LOGITS)`` gives the last rows of the last pass.
+    """Feeds tokens after the ``kv_len`` cached ones; ``read(LOGITS)`` returns the last rows of the last pass.
 
-    Stale slots beyond ``kv_len`` stay in the buffer, are masked by position, and are overwritten by the next pass.
-    With ``min_width`` 2 no pass is narrower than two tokens and two rows: kernels for one row add in another order, and
-    those for two or more agree to the last bit.
+    Entries beyond ``kv_len`` are stale: they stay in the buffer, are masked by position, and are overwritten by the
+    next pass. With ``min_width`` 2 every pass has at least two tokens and two rows: kernels for one row sum in another
+    order, while those for two or more give the same bits.
 
-    With a ``kv_owner`` the cache is that model's memory, for the same layers with other weights: what it holds need not
-    be fed again. Ask what is ``missing`` before each draft. What is written beyond the kv_owner's ``kv_len`` is stale
-    to it, and the pass that verifies a draft writes over all of it.
+    With a ``kv_owner`` the cache is that model's memory, for the same layers with other weights, and tokens that it
+    holds need not be fed again. Call ``missing`` before each draft. Entries written beyond the kv_owner's ``kv_len``
+    are stale for it, and the pass that verifies the draft overwrites all of them.
     """
 
     def __init__(self, engine: Engine, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
@@ -37,8 +37,8 @@ class KVCachedModel:
         self._kv_owner = kv_owner
         self.kv_len = 0
         self.min_width = 1
-        self._tokens: list[int] = []  # what the cache holds; stale beyond kv_len
-        self._num_wide = 0  # so many of them were fed in passes of two or more
+        self._tokens: list[int] = []  # the fed tokens; stale beyond kv_len
+        self._num_wide = 0  # how many of them were fed in passes of two or more tokens
         self.binding = engine.open(None if kv_owner is None else kv_owner.kv_memory())
         host = self.binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
@@ -51,10 +51,11 @@ class KVCachedModel:
     def feed(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
         """Feed ``ids``; the last ``rows`` of them get logits. Returns the (width, rows) of the last pass.
 
-        ``late`` [N] i64 holds the last ids, N of them, where the host does not know them yet; ``learn`` them later.
+        ``late`` [N] i64 is the device memory of the last N ids, if the host does not know them yet; call ``learn`` when
+        it does.
 
-        Wider passes are cut into several. Rows beyond those asked for repeat the last one. Raises ``ValueError`` when
-        there is nothing to feed or the buffers cannot hold it.
+        More than ``max_width`` ids take several passes. Rows beyond the requested ones repeat the last one. Raises
+        ``ValueError`` if there is nothing to feed or the buffers are too small.
         """
         remaining, start = len(ids), 0
         if remaining < rows or self.kv_len + max(remaining, self.min_width) > self.spec.capacity:
@@ -69,12 +70,12 @@ class KVCachedModel:
         return self._pass(ids[start:] if start else ids, rows, late)
 
     def prefill(self, ids: Sequence[int]) -> None:
-        """Feed ``ids`` and keep nothing but their KV."""
+        """Feed ``ids`` for their KV alone; no logits are needed."""
         if ids:
             self.feed(ids, 1)
 
     def learn(self, start: int, ids: Sequence[int]) -> None:
-        """The ids fed from position ``start`` on were these, as far as the cache goes."""
+        """Record the ids that were fed from position ``start`` on, up to ``kv_len``."""
         known = ids[: max(0, self.kv_len - start)]
         self._tokens[start : start + len(known)] = known
 
@@ -88,21 +89,21 @@ class KVCachedModel:
         return {name: self.binding.memory[name] for name in aliases if name is not None}
 
     def missing(self, committed: Sequence[int]) -> Sequence[int]:
-        """What the cache lacks of ``committed``. With a ``kv_owner`` it holds what that one holds from here on."""
+        """The tokens of ``committed`` that the cache lacks. Sets ``kv_len`` to that of the ``kv_owner``, if any."""
         if self._kv_owner is not None:
             self.kv_len = self._kv_owner.kv_len
         return committed[self.kv_len :]
 
     def rollback(self, kv_len: int) -> None:
-        """Forget everything from position ``kv_len`` on. Raises ``ValueError`` for more than the cache holds."""
+        """Discard everything from position ``kv_len`` on. Raises ``ValueError`` if the cache is shorter."""
         if not 0 <= kv_len <= self.kv_len:
             raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
         self.kv_len = kv_len
 
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
-        """How many of the first ``tokens``, the last aside, the cache holds from passes as wide as ``min_width``."""
+        """Length of the prefix of ``tokens[:-1]`` that is cached from passes of at least ``min_width`` tokens."""
         if self._kv_owner is not None:
-            return 0  # it has what the kv_owner has
+            return 0  # its cache is the kv_owner's
         limit = min(self.kv_len, len(tokens) - 1)
         if min_width > 1:
             limit = min(limit, self._num_wide)
@@ -117,7 +118,7 @@ class KVCachedModel:
         width, num_rows = max(num_ids, self.min_width), max(rows, self.min_width)
         end = start + width
         self._ids[:num_ids] = ids
-        self._ids[num_ids:width] = ids[-1]  # a filler's KV is stale at once
+        self._ids[num_ids:width] = ids[-1]  # the KV of padding is stale at once
         self._positions[:width] = self._all_positions[start:end]
         self._last[0], self._total[0] = end - 1, end
         self._rows[:rows] = self._all_positions[num_ids - rows : num_ids]

@@ -1,6 +1,6 @@
 """The options of a generation, each defined once: the command line, the keyword arguments and servers derive from it.
 
-None means: not asked for (``specrt.runtime.settings`` has the rules of what is used then).
+None means that the caller did not set the option. ``specrt.runtime.settings`` has the rules for its value then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specrt.runtime.text.messages import ChatOptions
 RULES = (MATCH, BLOCK)
 DRAFTS = ("auto", "ngram", "model", "none")
 
-# (prompt and output so far, drafted ids too; logits [V] f32, which it may change) -> None, or logits to use instead
+# (prompt and output so far, with drafted ids; logits [V] f32, which may be changed in place) -> None, or new logits
 LogitsProcessor = Callable[[Sequence[int], Array], Array | None]
 
 
@@ -62,7 +62,7 @@ class Options(TypedDict, total=False):
 
 
 def _option(default: Any, help: str, **row: Any) -> Any:
-    """A field of ``GenerationOptions`` with what ``Option`` has of it."""
+    """A field of ``GenerationOptions`` with the attributes of its ``Option``."""
     return field(default=default, metadata={"help": help, **row})
 
 
@@ -70,26 +70,27 @@ def _option(default: Any, help: str, **row: Any) -> Any:
 class GenerationOptions:
     """The options of one generation, checked. Raises ``UsageError`` for a value out of its range.
 
-    * ``max_new_tokens``: the most new tokens; ``min_new_tokens``: no EOS, stop id or stop string ends the text before.
-    * ``num_speculative_tokens``: K, 0 for plain decoding; ``draft``: ``ngram``, ``model``, ``none``, or
-      ``auto``, in each round the one that pays best. Without a K, each round's own is chosen, up to the bundle's
+    * ``max_new_tokens``: the maximum number of new tokens. ``min_new_tokens``: no EOS, stop id or stop string ends the
+      text earlier.
+    * ``num_speculative_tokens``: K, 0 for plain decoding. ``draft``: ``ngram``, ``model``, ``none``, or ``auto``, which
+      takes the fastest in each round. Without a K it is chosen in each round, up to the bundle's
       (``specrt.runtime.drafting.adaptive``).
     * ``rule``: ``match`` or ``block``.
-    * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 filter nothing.
-    * ``seed``: the text is then a function of seed and target alone, the same with any draft and any K, where the
-      rule is ``match``; with another rule, asked for by ``rule``, it can be repeated with the same draft and K.
-    * ``repetition_penalty`` divides (or multiplies) the logits of ids that occur in prompt or output;
+    * ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off.
+    * ``seed``: with rule ``match``, the text depends on seed and target only, and is the same for every draft and K.
+      With ``rule="block"`` it is the same for the same draft and K.
+    * ``repetition_penalty`` divides (or multiplies) the logits of ids that occur in prompt or output.
       ``presence_penalty`` and ``frequency_penalty`` are subtracted for ids of the output, once or for each occurrence.
     * ``logit_bias`` is added to the logits of an id; ``banned_token_ids`` cannot be generated.
-    * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They see only
-      prefixes that they have allowed themselves, must depend on their arguments alone, and cost a way over the host.
+    * ``logits_processors``: Python callables, applied in turn after the penalties, to target and draft. They only see
+      prefixes that they allow, must depend on their arguments alone, and copy the logits to the host and back.
     * ``json_schema`` (a dict, or JSON text), ``regex``, ``grammar`` (in llguidance's Lark) or ``json_object`` (any JSON
-      object): what the whole text must be (``specrt.runtime.sampling.grammar``). At most one of them.
+      object): the format of the whole text (``specrt.runtime.sampling.grammar``). At most one of them.
     * ``stop``: strings that end the text and are not part of it; ``stop_token_ids``: ids that end it as EOS does.
-    * ``logprobs``: that many of the target's most likely ids next to the log-probability of each emitted token.
-    * ``visible_special_tokens``: special tokens whose names are part of the text, such as the mark of a tool call.
-    * ``reproducible``: no pass narrower than two rows, so that logits are the same bits for every K and draft.
-    * ``model_defaults``: what is not given is taken from the model's own generation config.
+    * ``logprobs``: the log-probability of each emitted token, with those of this many of the target's most likely ids.
+    * ``visible_special_tokens``: special tokens that are part of the text, such as the marker of a tool call.
+    * ``reproducible``: every pass has at least two rows, so that logits are bit-identical for every K and draft.
+    * ``model_defaults``: options that are not given are taken from the model's generation config.
     * ``chat_template_kwargs``, ``tools``, ``add_generation_prompt``, ``continue_final_message`` and
       ``chat_template_name``: how messages become text (``specrt.runtime.text.messages.ChatOptions``).
     """
@@ -166,27 +167,27 @@ class GenerationOptions:
 
     @property
     def structure(self) -> structured.Grammar | None:
-        """The grammar of the text, where one is asked for. Raises ``UsageError`` for several."""
+        """The grammar of the text, if one is given. Raises ``UsageError`` for several."""
         schema: Any = self.json_schema
         return structured.grammar_of(schema, self.regex, self.grammar, self.json_object)
 
     @property
     def chat(self) -> ChatOptions:
-        """Those that a chat template gets. Raises ``UsageError`` for what does not fit together."""
+        """The options of the chat template. Raises ``UsageError`` for a combination that is not valid."""
         return ChatOptions(**{f.name: getattr(self, f.name) for f in fields(ChatOptions) if f.init})
 
 
 @dataclass(frozen=True)
 class Option:
-    """What an option may be, and means in one sentence.
+    """The type, range, default and one-sentence help of an option.
 
-    ``default`` None: not asked for. Then the model or the bundle may have a value; ``neutral`` is in force where none
-    has, or what ``otherwise`` says. A number is from ``low`` to ``high``, a text one of ``choices``; ``check(name,
-    value)`` is for all else, and gives the value as it is kept.
+    ``default`` None: not set. The value is then the model's or the bundle's, else ``neutral`` or what ``otherwise``
+    describes. A number must be from ``low`` to ``high``, a string one of ``choices``. For other types ``check(name,
+    value)`` returns the value to store.
     """
 
     name: str
-    type: Any  # of a value that is given
+    type: Any  # of a value that is set
     default: Any
     help: str
     neutral: Any = None
@@ -197,7 +198,7 @@ class Option:
     check: Callable[[str, Any], Any] | None = None
 
     def checked(self, value: Any) -> Any:
-        """``value`` as it is kept. Raises ``UsageError`` that names the option."""
+        """The value to store. Raises ``UsageError`` that names the option."""
         if value is None and self.default is None:
             return None
         if self.check is not None:
@@ -221,25 +222,25 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def option_named(name: str) -> Option:
-    """The option of that name. Raises ``UsageError`` where there is none."""
+    """The option of that name. Raises ``UsageError`` if there is none."""
     if name not in OPTIONS:
         raise UsageError(f"{name}: not an option of a generation; expected some of {', '.join(sorted(OPTIONS))}")
     return OPTIONS[name]
 
 
 def checked(name: str, value: Any) -> Any:
-    """``value`` of option ``name`` as it is kept. Raises ``UsageError`` that names the option."""
+    """The value to store for option ``name``. Raises ``UsageError`` that names the option."""
     return option_named(name).checked(value)
 
 
 def neutral(name: str) -> Any:
-    """What is in force where neither caller, model nor bundle has a value of an option."""
+    """The value of option ``name`` if neither the caller, the model nor the bundle sets it."""
     option = OPTIONS[name]
     return option.neutral if option.default is None else option.default
 
 
 def options_of(given: Options) -> GenerationOptions:
-    """The checked options of keyword arguments. Raises ``UsageError`` for a name that is none."""
+    """The checked options of keyword arguments. Raises ``UsageError`` for an unknown name."""
     for name in given:
         option_named(name)
     return GenerationOptions(**given)

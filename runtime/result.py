@@ -1,4 +1,4 @@
-"""What a generation returns, and how its figures are defined."""
+"""The result of a generation and the definitions of its statistics."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from specrt.runtime.settings import Settings
 class Stats:
     """Counters of one generation; times in ms.
 
-    ``reused_prompt_tokens`` were in the target's cache already: the prompt begins as an earlier sequence did.
+    ``reused_prompt_tokens`` were already in the target's cache, from an earlier sequence with the same prefix.
     ``time_to_first_token_ms`` is from the call to the first token, ``prefill_ms`` the prompt's passes of both models.
 
-    ``drafted`` counts tokens that were verified, ``accepted`` those of them that were emitted, ``rounds`` target
-    passes after the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own``
-    counts the target's own tokens that rounds emitted. ``drafted_histogram[i]`` counts rounds that verified ``i``
-    drafted tokens, ``acceptance_histogram[i]`` those that accepted ``i`` (as far as emitted).
+    ``drafted`` counts verified tokens, ``accepted`` those of them that were emitted, ``rounds`` target passes after
+    the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own`` counts the
+    target's own tokens that rounds emitted. ``drafted_histogram[i]`` counts rounds that verified ``i`` drafted tokens,
+    ``acceptance_histogram[i]`` rounds that accepted ``i`` (only emitted tokens count).
 
-    ``plain_round_ms`` is what a round without drafted tokens is expected to take, as the controller has it, else None.
+    ``plain_round_ms`` is the controller's estimate for a round without drafted tokens; None without a controller.
     """
 
     prompt_tokens: int = 0
@@ -60,7 +60,7 @@ class Stats:
 
     @property
     def draft_acceptance_rate(self) -> float | None:
-        """accepted / drafted; None when nothing was drafted."""
+        """accepted / drafted; None if no token was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
@@ -70,7 +70,7 @@ class Stats:
 
     @property
     def host_ms(self) -> float:
-        """Everything that is not a model's pass: the loop, the text, the caller between two pieces of a stream."""
+        """Time outside the models' passes: the loop, the text, the caller between two pieces of a stream."""
         return max(0.0, self.total_ms - self.prefill_ms - self.draft_ms - self.verify_ms)
 
     @property
@@ -81,7 +81,7 @@ class Stats:
 
     @property
     def estimated_speedup(self) -> float | None:
-        """tokens/s against plain decoding at ``plain_round_ms``; None where either is not known."""
+        """tokens/s over those of plain decoding at ``plain_round_ms``; None if either is unknown."""
         if self.plain_round_ms is None or self.tokens_per_s is None:
             return None
         return self.tokens_per_s * self.plain_round_ms / 1e3
@@ -105,9 +105,9 @@ class Stats:
 class Result:
     """A finished generation.
 
-    ``token_ids`` are the new ones, with the id or the end of the stop string that ended them; ``text`` ends before it.
-    ``finish_reason`` is ``stop`` or ``length``; ``stop`` is the id or string that was met. ``logprobs`` has an entry
-    for each of ``token_ids``, or is None when they were not asked for. ``settings`` are those in force.
+    ``token_ids`` are the new ids, with the ending id or the stop string's tokens; ``text`` ends before those.
+    ``finish_reason`` is ``stop`` or ``length``; ``stop`` is the ending id or stop string that was found. ``logprobs``
+    has an entry for each of ``token_ids``, or is None if not requested. ``settings`` are the effective settings.
     """
 
     token_ids: list[int]

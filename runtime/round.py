@@ -1,4 +1,4 @@
-"""The round: draft, verify, commit, roll back. Devices, text and figures stay outside."""
+"""The round: draft, verify, commit, roll back. It does not deal with devices, text or statistics."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specrt.runtime.target import Target
 
 @dataclass(frozen=True)
 class Round:
-    """What one step of a generation did. Times in ms.
+    """One step of a generation. Times in ms.
 
-    The first step is the prefill, which drafts nothing and emits one token. The passes of a long prompt before its last
-    one are steps before that, which emit nothing. ``emitted`` are the ids that were
-    committed: ``num_accepted`` of the ``drafted`` ones, then the target's own, unless the completion ended before.
-    ``logprobs`` has an entry for each of them where they are asked for. ``finish_reason`` is the completion's, None but
-    in the last step. ``prefill_ms`` is the time of the prompt's passes: the target's in its own steps, the draft's in
-    the step after them.
+    The first step is the prefill, which drafts nothing and emits one token. A long prompt takes several passes, and
+    each pass before the last is a separate step that emits nothing. ``emitted`` are the committed ids: the first
+    ``num_accepted`` of ``drafted``, then the target's own, unless the completion ended earlier. ``logprobs`` has an
+    entry for each of them if requested. ``finish_reason`` is the completion's; it is None except in the last step.
+    ``prefill_ms`` is the time of the prompt's passes. The target's are in the prefill steps, the draft's in the step
+    after them.
     """
 
     emitted: list[int]
@@ -36,10 +36,10 @@ class Round:
 
 
 def generate_rounds(completion: Completion, target: Target, drafter: Drafter) -> Iterator[Round]:
-    """Extend ``completion`` to its end; yield each step, the prefill first. None where no token may come.
+    """Extend ``completion`` to its end; yield each step, the prefill first. Yields nothing if no token may be added.
 
-    After the prefill the caches hold exactly the committed tokens but the newest at each yield (the draft's from the
-    second on), so that a generation may be stopped there; before it, a part of the prompt.
+    At each yield after the prefill the caches hold all committed tokens except the newest (the draft's from the second
+    yield on), so a generation may be stopped there. During the prefill they hold a part of the prompt.
     """
     tokens = completion.tokens
     if not completion.num_left:
@@ -85,7 +85,7 @@ def generate_rounds(completion: Completion, target: Target, drafter: Drafter) ->
 
 
 def _passes_before_the_last(target: Target, tokens: Sequence[int]) -> Iterator[Round]:
-    """Those of a prompt that is wider than a pass, so that other sequences can run in between."""
+    """All passes of a long prompt except the last, as steps, so that other sequences can run in between."""
     model, width = target.model, target.model.spec.max_width
     while len(tokens) - model.kv_len > width:
         started = perf_counter()

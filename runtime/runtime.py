@@ -1,4 +1,4 @@
-"""The open bundle: engines with their weights, a pool of slots, and ``generate`` and ``stream`` on top."""
+"""An open bundle: engines with their weights, a pool of slots, ``generate`` and ``stream``."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ def load(
 ) -> Runtime:
     """Open a bundle for generation.
 
-    ``threads`` defaults to the cores this process may use. ``device`` is ``cpu`` or ``cuda``, by default where the
-    backend runs; the draft's are the target's unless they are given. Raises ``BundleError`` for a damaged bundle and
-    ``BackendError`` for a backend that is not in it, or whose library or device is missing.
+    ``threads`` defaults to the cores this process may use. ``device`` is ``cpu`` or ``cuda``; the default depends on
+    the backend. The draft's backend and device default to the target's. Raises ``BundleError`` for a damaged bundle and
+    ``BackendError`` if the bundle does not have the backend, or its library or device is missing.
     """
     return Runtime(Path(bundle), backend, threads, device, draft_backend, draft_device)
 
 
-# What each further token of a pass adds, as a share of the first, until it is measured: fp32, quantized (which computes
-# more for its bytes). docs/performance.md
+# Assumed cost of each further token of a pass, as a share of the first one's, until it is measured: fp32, quantized
+# (more computation per byte). docs/performance.md
 _SLOPES = (0.05, 0.15)
 
 
 class Runtime:
-    """A bundle that is open. Weights are loaded once; each generation takes KV buffers of its own from a pool.
+    """An open bundle. Weights are loaded once; each generation takes its own KV buffers from a pool.
 
-    ``generate`` and ``stream`` may be called from several threads. A prompt that begins as an earlier sequence did
-    finds that part in its KV buffers and prefills the rest only.
+    ``generate`` and ``stream`` may be called from several threads. If the prompt shares a prefix with an earlier
+    sequence, the KV of that prefix is reused, and only the rest is prefilled.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Runtime:
         )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """Generate piece by piece of text; ``Stream.result`` is there at the end.
+        """Generate the text in pieces; ``Stream.result`` is available at the end.
 
         ``prompt`` is a text, a list of chat messages or a list of token ids. Options and their defaults are those of
-        ``specrt.runtime.options.GenerationOptions``; without any, decoding is greedy, with the bundle's draft and K.
-        Raises ``UsageError``.
+        ``specrt.runtime.options.GenerationOptions``; without options, decoding is greedy, with the bundle's
+        draft and K. Raises ``UsageError``.
         """
         wanted = options_of(options)
         settings = settings_of(wanted, self.manifest, self._shares_memory)
@@ -134,14 +134,14 @@ class Runtime:
         return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Result:
-        """``stream`` to its end; see there."""
+        """Generate the whole text; see ``stream``."""
         stream = self.stream(prompt, **options)
         for _ in stream:
             pass
         return stream.result
 
     def reserve(self, num_sequences: int) -> None:
-        """Allocate the memory of ``num_sequences`` now, so that each finds its own when it begins."""
+        """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
         slots = [self._new_slot() for _ in range(num_sequences)]
         for slot in slots:
             if self._draft is not None:
@@ -150,15 +150,15 @@ class Runtime:
 
     @property
     def num_idle_slots(self) -> int:
-        """Slots that no sequence is using."""
+        """Slots that are not used by a sequence."""
         return len(self._pool)
 
     def open_slot(self, draft: str) -> Slot:
-        """A slot of its own for checks and measurements; close it afterwards.
+        """A slot outside the pool, for checks and measurements; close it afterwards.
 
-        ``draft`` is ``none``, ``model`` (the bundle's) or ``self`` (the target on buffers of its own, in any bundle, in
-        passes of two rows or more: then it computes what a reproducible target does, to the last bit). Its cache is its
-        own, also where drafts read the target's in a generation.
+        ``draft`` is ``none``, ``model`` (the bundle's) or ``self``: the target on separate buffers, in any bundle. Its
+        passes have two rows or more, so its logits are bit-identical to a reproducible target's. The draft has its own
+        cache, also in bundles where drafts of a generation read the target's.
         """
         slot = self._new_slot()
         if draft == "self":
@@ -172,7 +172,7 @@ class Runtime:
     def begin(
         self, slot: Slot, prompt: Sequence[int], settings: Settings, constraint: Constraint | None = None
     ) -> tuple[Target, Drafter]:
-        """The two sides of a generation in ``slot``, ready for ``prompt``. ``settings.draft`` chooses the drafter."""
+        """Target and drafter of a generation in ``slot``. ``settings.draft`` chooses the drafter."""
         slot.target.begin(prompt, _min_width(settings))
         target = Target(slot.target, settings, len(prompt), constraint)
         model: ModelDrafter | None = None
@@ -199,9 +199,9 @@ class Runtime:
         return ModelDrafter(model, sampler, self._vocab_size)
 
     def _is_deferred(self, draft: KVCachedModel, target: KVCachedModel, settings: Settings) -> bool:
-        """Whether drafted ids go from draft to target on their device, unseen.
+        """Whether drafted ids go from draft to target on the device, without the host.
 
-        Nothing may look at them or count them, and the target must know each of them.
+        Then the host must not need them for penalties, processors or grammars. All must be in the target's vocabulary.
         """
         is_processed = settings.penalizes or bool(settings.logits_processors) or settings.structure is not None
         is_known = not settings.is_greedy or draft.spec.vocab_size <= self._vocab_size
@@ -209,7 +209,7 @@ class Runtime:
         return is_async and is_known and not is_processed
 
     def close(self) -> None:
-        """Free the KV buffers that are not in use. Weights go with the object."""
+        """Free the KV buffers that are not in use. Weights are freed with the object."""
         self._pool.close()
 
     def __enter__(self) -> Runtime:
@@ -221,7 +221,7 @@ class Runtime:
         self.close()
 
     def _vocabulary(self) -> Vocabulary:
-        """For grammars. Raises ``UsageError`` where texts are not the bytes of their tokens."""
+        """The vocabulary for grammars. Raises ``UsageError`` if a text is not the bytes of its tokens, joined."""
         if not self.codec.is_joined:
             raise UsageError(
                 "structured output: got a tokenizer whose texts are more than the bytes of their tokens (WordPiece, a "
@@ -230,7 +230,7 @@ class Runtime:
         return Vocabulary(self.codec.token_bytes, self.codec.special_tokens.values(), self._vocab_size)
 
     def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
-        """What runs the draft: the target's backend, unless another or another device is asked for."""
+        """The draft's backend: the target's, unless another backend or device is given."""
         if self.manifest.draft.kind == "ngram" and (backend or device):
             raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
         if backend in (None, self.backend):
@@ -262,7 +262,7 @@ class Runtime:
             stats.plain_round_ms = self.estimates.target.ms(_min_width(settings))
 
     def _pooled_rounds(self, completion: Completion, stats: Stats) -> Iterator[Round]:
-        """``rounds`` in a slot from the pool, which goes back however they end."""
+        """``rounds`` in a slot from the pool, which is always returned."""
         slot = self._pool.take(completion.tokens, _min_width(completion.settings))
         try:
             yield from self.rounds(slot, completion, stats)
@@ -271,7 +271,7 @@ class Runtime:
 
 
 def _certain_drafter(settings: Settings, constraint: Constraint | None) -> Drafter:
-    """A lookup, or no draft; with the ids that the grammar forces."""
+    """An n-gram lookup or no draft, with the ids that the grammar forces."""
     drafter = NGramDrafter() if settings.draft == "ngram" else NoDrafter()
     return drafter if constraint is None else ConstrainedDrafter(drafter, constraint)
 

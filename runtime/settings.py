@@ -1,11 +1,11 @@
-"""The effective settings of a generation, and where each came from. The rules are this file.
+"""The effective settings of a generation, and the source of each. These are the rules:
 
-* What the caller gives is used. The model's generation config is used only with ``model_defaults``, for what is not
-  given. Everything else is neutral: temperature 0, no filter, no penalty.
+* Values from the caller are used. The model's generation config is used only with ``model_defaults``, for options that
+  the caller did not set. All others are neutral: temperature 0, no filter, no penalty.
 * Greedy: temperature below 1e-5, ``top_k`` 1, ``top_p`` below 1e-6 or ``min_p`` 1 leave one id (ties: the first).
-* The rule is ``match`` when greedy, with a seed, when the draft does not sample (n-gram, none), or when it is on a
-  device of its own; else ``block``.
-* Without a K, K and draft are chosen round by round (``specrt.runtime.drafting.adaptive``); the bundle's K is the most.
+* The rule is ``match`` when greedy, with a seed, when the draft does not sample (n-gram, none), or when draft and
+  target are on different devices; else ``block``.
+* Without a K, K and draft are chosen in each round (``specrt.runtime.drafting.adaptive``), with K up to the bundle's.
 * A seed implies ``reproducible`` where the rule is ``match``.
 """
 
@@ -22,14 +22,14 @@ from specrt.engines.samplers import BLOCK, MATCH
 from specrt.runtime.options import OPTIONS, GenerationOptions, LogitsProcessor, checked, neutral
 from specrt.runtime.structured import Grammar
 
-# Numbers that are neutral unless the caller or the model's generation config has another.
+# Numbers that are neutral unless the caller or the model's generation config sets them.
 SAMPLING = tuple(name for name, option in OPTIONS.items() if option.neutral is not None)
 _GIVEN, _DEFAULT, _MODEL = "given", "default", "the model's generation config"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a generation runs with. ``sources`` says of each name where its value came from."""
+    """The settings of a generation. ``sources`` has the source of each value, by name."""
 
     max_new_tokens: int = neutral("max_new_tokens")
     num_speculative_tokens: int = 0
@@ -61,12 +61,12 @@ class Settings:
 
     @property
     def filters(self) -> bool:
-        """Whether top-k, top-p or min-p leave ids out."""
+        """Whether top-k, top-p or min-p is on."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits are changed before they are verified, processors apart."""
+        """Whether logits are changed before verification by something other than processors."""
         changed = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return bool(changed or self.logit_bias or self.banned_token_ids or (self.min_new_tokens and self.ending_ids))
 
@@ -85,12 +85,12 @@ class Settings:
 
 
 def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: bool = True) -> Settings:
-    """Resolve ``options`` for a bundle, whose draft and target share memory or not. Raises ``UsageError``."""
+    """Resolve ``options``. ``shares_memory``: draft and target are on one device. Raises ``UsageError``."""
     sources: dict[str, str] = {}
     values = {name: _sampling_value(name, options, manifest, sources) for name in SAMPLING}
     _check_model_defaults(values, sources)
     if values["top_k"] >= manifest.target.spec.vocab_size:
-        values["top_k"], sources["top_k"] = 0, "as many as there are ids"
+        values["top_k"], sources["top_k"] = 0, "the number of ids"
     if reason := _why_greedy(values):
         values.update(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
         sources.update(dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), reason))
@@ -147,7 +147,7 @@ def _sampling_value(name: str, options: GenerationOptions, manifest: Manifest, s
 
 
 def _check_model_defaults(values: Mapping[str, float], sources: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` where the model's own generation config asks for what is out of range."""
+    """Raise ``UsageError`` if a value of the model's generation config is out of range."""
     for name, source in sources.items():
         if source == _MODEL:
             value: Any = int(values[name]) if name == "top_k" else values[name]
@@ -158,7 +158,7 @@ def _check_model_defaults(values: Mapping[str, float], sources: Mapping[str, str
 
 
 def _why_greedy(values: Mapping[str, float]) -> str | None:
-    """Why settings above temperature 0 leave only the most likely id; None where they do not, or it is 0 anyway."""
+    """Why decoding is greedy at a temperature above 0; None if it is not, or the temperature is 0."""
     if values["temperature"] == 0:
         return None
     reasons = {
@@ -184,7 +184,7 @@ def _num_speculative_tokens(options: GenerationOptions, manifest: Manifest, sour
 
 
 def _is_adaptive(options: GenerationOptions, k: int, is_greedy: bool, sources: dict[str, str]) -> bool:
-    """Whether K is chosen round by round, up to ``k``; not where a seed shall repeat what is drawn by round."""
+    """Whether K is chosen in each round, up to ``k``. Not with a seed whose draws are keyed by round."""
     is_asked = options.draft == "auto"
     if k == 0 or (options.num_speculative_tokens is not None and not is_asked):
         sources["is_adaptive"] = "K is given" if k else "K is 0"
@@ -193,7 +193,7 @@ def _is_adaptive(options: GenerationOptions, k: int, is_greedy: bool, sources: d
         sources["is_adaptive"] = f"seed with rule {options.rule}"
         return False
     sources["is_adaptive"] = "draft is auto" if is_asked else "K is not given"
-    sources["num_speculative_tokens"] += ", as the most"
+    sources["num_speculative_tokens"] += ", as the maximum"
     return True
 
 
@@ -213,7 +213,7 @@ def _draft(options: GenerationOptions, manifest: Manifest, k: int, is_adaptive: 
 
 def _rule(options: GenerationOptions, draft: str, is_greedy: bool, shares_memory: bool, sources: dict[str, str]) -> str:
     if is_greedy or draft == "none":
-        sources["rule"] = "both rules are one when greedy" if is_greedy else "nothing is drafted"
+        sources["rule"] = "both rules are the same when greedy" if is_greedy else "nothing is drafted"
         return MATCH
     samples = draft in ("model", "auto")
     if options.rule is not None:

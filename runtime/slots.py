@@ -1,4 +1,4 @@
-"""Slots: the memory of one sequence each, target's and draft's, kept for the next prompt that begins the same."""
+"""Slots: the memory of one sequence, for target and draft. It is kept and reused for prompts with the same prefix."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
 
 
 class LoadedModel:
-    """A model's engine, of which each slot takes a binding."""
+    """A model's engine. Each slot opens a binding of it."""
 
     def __init__(self, backend: Backend, entry: ModelEntry) -> None:
         self.entry = entry
         self._engine = backend.load(entry.graph, model_contract(entry.spec))
 
     def open(self, kv_owner: KVCachedModel | None = None) -> KVCachedModel:
-        """A new, empty cache, or that of ``kv_owner``."""
+        """A model with a new, empty cache, or with the cache of ``kv_owner``."""
         return KVCachedModel(self._engine, self.entry.spec, kv_owner)
 
 
 def sampler_engines(backend: Backend, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
-    """The samplers of a model that verify up to ``max_rows`` rows and give ``vocab_size`` probabilities.
+    """The samplers of a model, for up to ``max_rows`` rows and ``vocab_size`` probabilities.
 
-    They run on one thread: a sampler is done before others would be awake.
+    They run on one thread: waking others would take longer than a sampler does.
     """
     spec: ModelSpec = replace(entry.spec, max_rows=max_rows)
 
@@ -47,7 +47,7 @@ class SlotModel:
         self.samplers = SlotSamplers(engines, model.binding)
 
     def begin(self, prompt: Sequence[int], min_width: int) -> None:
-        """Keep of the cache what ``prompt`` begins with, its last token aside."""
+        """Keep the cached prefix of ``prompt[:-1]`` and discard the rest of the cache."""
         self.model.min_width = max(min_width, self._min_width)
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
@@ -58,7 +58,7 @@ class SlotModel:
 
 @dataclass
 class Slot:
-    """The memory of one sequence. ``draft`` is opened when it is first needed."""
+    """The memory of one sequence. ``draft`` is opened when first needed."""
 
     target: SlotModel
     draft: SlotModel | None = None
@@ -75,13 +75,13 @@ class SlotPool:
     def __init__(self, open_slot: Callable[[], Slot]) -> None:
         self._open_slot = open_slot
         self._idle: list[Slot] = []
-        self._lock = threading.RLock()  # a stream that is dropped gives its slot back in whatever thread collects it
+        self._lock = threading.RLock()  # a dropped stream returns its slot in the thread that collects it
 
     def take(self, prompt: Sequence[int], min_width: int) -> Slot:
-        """The idle slot that holds most of ``prompt`` from passes that wide, or a new one where none is idle.
+        """The idle slot with the longest reusable prefix of ``prompt``, or a new one if none is idle.
 
-        Where that is less than half of the prompt and of what the slot holds, the slot that was idle longest serves, so
-        that a few tokens in common do not cost another sequence its cache.
+        If that prefix is less than half of the prompt and of the slot's cache, the slot that was idle longest is taken
+        instead, so that a few common tokens do not evict another sequence's cache.
         """
         with self._lock:
             if not self._idle:

@@ -1,4 +1,4 @@
-"""A generation as it happens: pieces of text that are final, and the result at the end."""
+"""A generation while it runs: final pieces of text, and the result at the end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from specrt.runtime.text.stops import StopWatch
 
 
 class Step(NamedTuple):
-    """What one round added, the prefill included. ``text`` became final in it, and may be empty.
+    """The output of one round or of the prefill. ``text`` became final in it and may be empty.
 
-    Of ``token_ids`` the first ``num_accepted_tokens`` were drafted, and the rest are the target's own.
+    The first ``num_accepted_tokens`` of ``token_ids`` were drafted, the rest are the target's own.
     """
 
     text: str
@@ -29,9 +29,9 @@ class Step(NamedTuple):
 class Stream:
     """Pieces of text as they become final. Iterate once; close it to stop early and free the sequence.
 
-    The joined pieces equal ``result.text``. ``settings`` is what is in force, ``rounds`` what was done so far: the
-    prefill, then the rounds. ``steps`` is the same stream round by round, for a caller that interleaves several:
-    iterate one of the two.
+    The joined pieces equal ``result.text``. ``settings`` are the effective settings, ``rounds`` the steps so far: the
+    prefill, then the rounds. ``steps`` is the same stream by rounds, for a caller that interleaves several. Iterate one
+    of the two.
     """
 
     def __init__(self, rounds: Iterator[Round], completion: Completion, text: StopWatch, stats: Stats) -> None:
@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def elapsed_ms(self) -> float:
-        """From the beginning of the generation to its end, or to now; 0 before it has begun."""
+        """Time since the start of the generation, up to its end; 0 before the start."""
         if self._result is not None or self._started is None:
             return self.stats.total_ms
         return (time.perf_counter() - self._started) * 1e3
@@ -80,16 +80,16 @@ class Stream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether ``result`` is there."""
+        """Whether ``result`` is available."""
         return self._result is not None
 
     @property
     def result(self) -> Result:
-        """The whole. Raises ``RuntimeError`` before the stream has ended."""
+        """The finished generation. Raises ``RuntimeError`` before the stream has ended."""
         if self._result is None:
             raise RuntimeError("the stream has not ended; iterate it first")
         return self._result
 
     def close(self) -> None:
-        """Stop between rounds and give the sequence's buffers back."""
+        """Stop between rounds and return the sequence's buffers to the pool."""
         self.steps.close()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a caller asks of a text's structure: one of four options, as one Lark grammar."""
+"""The options for structured output, each converted to a Lark grammar."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from specrt.engines.errors import UsageError
 
-# Without a limit a model may write white space without end. x-guidance in a schema goes before.
+# Without a limit a model may write endless white space. x-guidance in a schema takes precedence.
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
 # All tokens that continue a text are allowed, not only the canonical ones.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
@@ -40,14 +40,14 @@ def schema_text(name: str, value: Any) -> str:
 
 
 def pattern_text(name: str, value: Any) -> str:
-    """A text that is not empty. Raises ``UsageError``."""
+    """A non-empty string. Raises ``UsageError``."""
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{name}: got {value!r}, expected a text that is not empty")
+        raise UsageError(f"{name}: got {value!r}, expected a non-empty string")
     return value
 
 
 def lark_text(name: str, value: Any) -> str:
-    """A Lark grammar. Raises ``UsageError``, for GBNF with a line that names it."""
+    """A Lark grammar. Raises ``UsageError``, with a separate message for GBNF."""
     text = pattern_text(name, value)
     if _GBNF_RULE.search(text):
         raise UsageError(f"{name}: got GBNF, the grammars of llama.cpp; expected Lark: write rules as 'start: ...'")
@@ -68,7 +68,7 @@ def json_rule(schema: str) -> str:
 def grammar_of(
     json_schema: str | None = None, regex: str | None = None, grammar: str | None = None, json_object: bool = False
 ) -> Grammar | None:
-    """The grammar of checked options, of which one is given; None without any. Raises ``UsageError`` for several."""
+    """The grammar of the one option that is given; None without any. Raises ``UsageError`` for several."""
     bodies = {
         "json_schema": None if json_schema is None else f"start: {json_rule(json_schema)}",
         "regex": None if regex is None else f"start: /{_slashes_escaped(regex)}/",
@@ -82,6 +82,6 @@ def grammar_of(
 
 
 def _slashes_escaped(regex: str) -> str:
-    """As Lark has it between slashes: slashes escaped, and no newline."""
+    """A regex as Lark expects it between slashes: slashes are escaped, and there is no newline."""
     changed = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
     return re.sub(r"\\.|/|\n", lambda found: changed.get(found[0], found[0]), regex, flags=re.DOTALL)

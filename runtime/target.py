@@ -1,4 +1,4 @@
-"""The target of one generation: a pass over the drafted ids, and the samplers that verify them where the logits are."""
+"""The target of one generation: a pass over the drafted ids, and samplers that verify them on the same device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from specrt.runtime.slots import SlotModel
 
 
 class Target:
-    """Verifies drafts by ``settings.rule``. ``logprobs`` holds those of the last verdict, where they are asked for.
+    """Verifies drafts by ``settings.rule``. ``logprobs`` are those of the last verification, if requested.
 
-    ``sampler`` is one of its samplers, for what is in the memory of all of them. ``constraint`` is the text's grammar.
+    ``sampler`` is one of its samplers, for access to the memory that all of them share. ``constraint`` is the text's
+    grammar.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class Target:
     def verify(self, committed: Sequence[int], drafted: Sequence[int], is_sampled: bool = True) -> tuple[int, int]:
         """Feed what the cache lacks of ``committed``, and ``drafted``; return (accepted n, the target's next token).
 
-        ``is_sampled`` as in ``specrt.runtime.drafting.drafters.Drafter``: drafts that were not sampled are matched with
-        the target's own draws, also where the rule is another. Drafted ids that come late are known afterwards.
+        ``is_sampled`` is as in ``specrt.runtime.drafting.drafters.Drafter``: drafts that were not sampled are compared
+        with the target's own draws, whichever rule is set. Deferred ids are known afterwards.
 
-        Raises ``ValueError`` when the buffers cannot hold it, ``ParityError`` when the first logits are not finite, and
-        ``UsageError`` when processors and grammar leave no id where the text goes on.
+        Raises ``ValueError`` if the buffers are too small, ``ParityError`` if the first logits are not finite, and
+        ``UsageError`` if processors and grammar allow no id where the text continues.
         """
         model = self.model
         width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
@@ -74,11 +75,11 @@ class Target:
         rule.run(width, rows)
         if isinstance(drafted, DeferredTokens):
             verdict, tokens, fed = rule.read(NUM_ACCEPTED, TOKENS, INPUT_IDS)
-            drafted.learn(fed[0, width - len(drafted) : width].tolist())  # a filler follows only one id alone
+            drafted.learn(fed[0, width - len(drafted) : width].tolist())  # a pass is padded only if it has a single id
             model.learn(len(committed), drafted)
         else:
             verdict, tokens = rule.read(NUM_ACCEPTED, TOKENS)
-        accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids are repetitions
+        accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids repeat the last one
         if accepted >= num_open:
             raise self._processing.no_id_left(len(committed) + accepted)
         token = int(tokens[accepted])
@@ -87,11 +88,11 @@ class Target:
         return accepted, token
 
     def rollback(self, num_committed: int) -> None:
-        """The sequence has ``num_committed`` tokens: forget the KV of what was drafted beyond them."""
+        """The sequence has ``num_committed`` tokens: discard the KV of drafted tokens beyond them."""
         self.model.rollback(num_committed - 1)
 
     def _check_finite(self) -> None:
-        """An overflow would otherwise look like a text of one token, with every draft accepted."""
+        """Without this check an overflow would look like one repeated token, with every draft accepted."""
         self._is_checked = True
         largest = self.model.read(LOGITS)[0][0].max()  # NaN if any is
         if not np.isfinite(largest):

@@ -1,7 +1,7 @@
 """ONNX Runtime behind the interface, on the CPU provider.
 
-Every input and output is bound to memory that the binding owns; KV outputs are bound to the memory of their inputs, so
-``GroupQueryAttention`` appends in place. One ``IOBinding`` for each (width, rows) that recurs is kept.
+Every input and output is bound to memory that the binding owns. KV outputs are bound to the memory of their inputs, so
+``GroupQueryAttention`` appends in place. An ``IOBinding`` is kept for each (width, rows) that recurs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _ORT_TYPES = {
 
 
 def session_options(threads: int, prepack: bool) -> Any:
-    """Options of every session: quiet, one pass at a time, no threads that spin while others work."""
+    """Options of every session: only errors are logged, one pass at a time, no spinning threads."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Threads of an idle session must not spin: draft and target take turns on the same cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # Graphs for TensorRT are checked here too: stored integers are widened at load, and no activation is rounded.
+    # Graphs for TensorRT are checked here too: weights are dequantized at load, and activations are not rounded.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
@@ -48,7 +48,7 @@ def session_options(threads: int, prepack: bool) -> Any:
 
 
 def _closed(shape: Sequence[Dim | None], expected: tuple[str, tuple[Dim, ...]] | None) -> tuple[Dim | None, ...]:
-    """A graph's shape, where it leaves a dimension open with the one that the contract has there."""
+    """A graph's shape, with unnamed dimensions replaced by those of the contract."""
     if expected is None or len(shape) != len(expected[1]):
         return tuple(shape)
     return tuple(dim if isinstance(dim, int) else wanted for dim, wanted in zip(shape, expected[1], strict=True))
@@ -70,7 +70,8 @@ def check_graph(session: Any, contract: Contract, graph: Path) -> None:
                 )
 
 
-# It lays out convolutions, of which language models have none, and onnxruntime 1.32 crashes in it on some fp16 graphs.
+# It changes the layout of convolutions, which language models do not have, and onnxruntime 1.32 crashes in it on some
+# fp16 graphs.
 _DISABLED = ["NchwcTransformer"]
 
 
@@ -90,8 +91,8 @@ class OrtBackend(Backend):
 class OrtEngine:
     """A graph and its weights in an ONNX Runtime session.
 
-    ``prepack=False`` reads the weights from the mapped file instead of copying them into the kernels' layout: half the
-    memory, and passes of several rows take about twice as long.
+    ``prepack=False`` reads the weights from the mapped file instead of copying them into the kernels' layout. This
+    halves the memory, and passes of several rows take about twice as long.
 
     Raises ``BundleError`` when the graph cannot be loaded or does not have the inputs and outputs of ``contract``.
     """
@@ -105,7 +106,7 @@ class OrtEngine:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_DISABLED,
             )
-        except Exception as error:  # onnxruntime's exceptions share no base of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             reason = str(error).splitlines()[0]
             raise BundleError(
                 f"{graph}: onnxruntime {ort.__version__} cannot load it ({reason}); export it again"
@@ -118,9 +119,9 @@ class OrtEngine:
 
 
 class OrtBinding(HostBinding):
-    """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
+    """The memory and bindings of one slot; see ``specrt.engines.interface.Binding``."""
 
-    # Widths above this, but a whole prefill chunk, are what is left of a prompt: bound for the occasion, not kept.
+    # Larger widths, except a full prefill chunk, are the rest of a prompt: they are bound for one pass and not kept.
     KEPT_WIDTHS = 64
 
     def __init__(self, engine: OrtEngine, shared: Mapping[str, Array]) -> None:

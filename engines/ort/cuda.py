@@ -1,7 +1,7 @@
-"""ONNX Runtime's CUDA provider behind the interface, on memory that is ours, in the one stream that all work goes to.
+"""ONNX Runtime's CUDA provider behind the interface, on specrt's memory, in the one stream used for all work.
 
-No CUDA graphs: ``GroupQueryAttention`` wants ``total_sequence_length`` on the host and chooses its kernels by it, so a
-graph would repeat the length it was captured with; and to replay one, ONNX Runtime 1.32 waits.
+No CUDA graphs: ``GroupQueryAttention`` reads ``total_sequence_length`` on the host and selects its kernels by it, so a
+graph would repeat the length it was captured with. Also, ONNX Runtime 1.32 waits when it replays a graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specrt.engines.ort.cpu import OrtBackend, OrtBinding, check_graph, session_
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
-# A graph of one Identity from x [1] to y [1], both float32, in opset 13: opened to see whether the provider loads.
+# A graph of one Identity from x [1] to y [1], both float32, in opset 13: opened to check that the provider loads.
 _PROBE = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
 )
@@ -46,8 +46,8 @@ class OrtCudaBackend(OrtBackend):
 class OrtCudaEngine:
     """A graph and its weights on the GPU.
 
-    Raises ``BackendError`` where the provider is missing or not in force, or the bundle's dtype has no kernels there;
-    ``BundleError`` when the graph cannot be loaded or is not that of ``contract``.
+    Raises ``BackendError`` if the provider is missing or inactive or has no kernels for the bundle's dtype, and
+    ``BundleError`` if the graph cannot be loaded or does not match ``contract``.
     """
 
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
@@ -56,17 +56,17 @@ class OrtCudaEngine:
         check_provider()
         self.session, not_strict = self._open(graph, threads)
         if not_strict is not None:
-            line = f"{graph}: some of it runs on the CPU and is copied in every pass ({not_strict}); expect slow rounds"
+            line = f"{graph}: parts of it run on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
             warnings.warn(line, stacklevel=2)
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
-        """A session without nodes on the CPU; where that cannot be, one with some, and the reason."""
+        """A session without nodes on the CPU; if that is impossible, one with such nodes, and the reason."""
         try:
             return self._session(graph, threads, strict=True), None
-        except Exception as error:  # onnxruntime's exceptions share no base of their own
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             reason = str(error).splitlines()[0]
         try:
             return self._session(graph, threads, strict=False), reason
@@ -91,18 +91,18 @@ class OrtCudaEngine:
 
 @functools.cache
 def check_provider() -> None:
-    """Load the provider with CUDA and cuDNN from their packages. Raises ``BackendError`` where it does not load."""
+    """Load the provider with CUDA and cuDNN from their packages. Raises ``BackendError`` if that fails."""
     available = ort.get_available_providers()
     if _CUDA not in available:
         raise BackendError(f"device cuda: this onnxruntime has no {_CUDA}, only {', '.join(available)}; {INSTALL}")
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):  # what it cannot load, it prints
+    with contextlib.redirect_stdout(said):  # the provider prints what it cannot load
         ort.preload_dlls(directory="")
     providers = ort.InferenceSession(_PROBE, session_options(1, prepack=True), providers=[_CUDA, _CPU]).get_providers()
     if providers[:1] != [_CUDA]:
         reason = f" ({line})" if (line := said.getvalue().partition("\n")[0]) else ""
         raise BackendError(
-            f"device cuda: asked for {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
+            f"device cuda: expected {_CUDA}, got {', '.join(providers)}; a library of CUDA or cuDNN is missing or "
             f"of another version{reason}; {INSTALL}"
         )
 
@@ -118,7 +118,7 @@ def _check_dtype(graph: Path, contract: Contract) -> None:
 
 
 class OrtCudaBinding(DeviceBinding):
-    """One slot's memory and its bindings; see ``specrt.engines.interface.Binding``."""
+    """The memory and bindings of one slot; see ``specrt.engines.interface.Binding``."""
 
     def __init__(self, engine: OrtCudaEngine, shared: Mapping[str, Any]) -> None:
         self._engine = engine
@@ -152,7 +152,7 @@ class OrtCudaBinding(DeviceBinding):
         self._bound.clear()
 
 
-_BFLOAT16 = 16  # ONNX's number of the type, which numpy has not
+_BFLOAT16 = 16  # ONNX's number of this type, which numpy does not have
 
 
 def _element(dtype: str) -> Any:

@@ -1,6 +1,6 @@
-"""Files that appear whole or not at all, and what an error of the operating system means for a user.
+"""Atomic writes of files, and messages for errors of the operating system.
 
-``errno_of`` finds the cause of an error of a library: C++ and Rust code report a full disk as text only.
+``errno_of`` finds the cause of a library's error: C++ and Rust code report a full disk as text only.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from specrt.engines.errors import ResourceError, UsageError, one_line
 
-# Disk, memory and descriptors that are used up: never the fault of what was given.
+# Exhausted disk, memory or file descriptors: not caused by the input.
 EXHAUSTED = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-# What is wrong with a place where something should be written.
+# Errors of an output path.
 UNUSABLE = EXHAUSTED | {errno.EROFS, errno.EIO, errno.EBADF, errno.ENXIO, errno.ESTALE, errno.EBUSY, errno.ETXTBSY}
 _TEXTS = {os.strerror(number).lower(): number for number in EXHAUSTED | {errno.EROFS}}
 _TEXTS |= {"std::bad_alloc": errno.ENOMEM, "can't allocate memory": errno.ENOMEM, "out of memory": errno.ENOMEM}
@@ -39,7 +39,7 @@ def errno_of(error: BaseException | None) -> int | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """A few words on why: the system's own where it is an error of the system."""
+    """A short reason: the operating system's text if the error is one of the system's."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return one_line(error)
@@ -51,9 +51,9 @@ def cannot_write(path: Path, error: BaseException, hint: str) -> ResourceError:
 
 
 def check_writable(path: Path, hint: str, what: str = "it") -> None:
-    """Raise unless a file can be written at ``path``; nothing is left there. For use before minutes of work.
+    """Raise unless a file can be written at ``path``. Leaves no file. For use before long work.
 
-    Raises ``UsageError`` for a folder, or where its own folder does not exist; ``ResourceError`` where the system
+    Raises ``UsageError`` if ``path`` is a folder or its parent does not exist, and ``ResourceError`` if the system
     does not allow it.
     """
     try:
@@ -68,7 +68,7 @@ def check_writable(path: Path, hint: str, what: str = "it") -> None:
         raise ResourceError(f"{path}: {what} cannot be written there ({reason_of(error)}); {hint}") from error
     place = path if path.exists() else path.parent
     why = None if os.access(place, os.W_OK) else _why_not(place)
-    if why is None and place != path:  # root is refused by some folders that os.access allows
+    if why is None and place != path:  # some folders refuse root, although os.access allows it
         try:
             handle, name = tempfile.mkstemp(dir=place, prefix=".specrt-")
             os.close(handle)
@@ -80,30 +80,30 @@ def check_writable(path: Path, hint: str, what: str = "it") -> None:
 
 
 def _why_not(place: Path) -> str:
-    """The system's words for a place that ``os.access`` refuses."""
+    """The system's error text for a path that ``os.access`` refuses."""
     read_only = hasattr(os, "statvfs") and os.statvfs(place).f_flag & os.ST_RDONLY
     return os.strerror(errno.EROFS if read_only else errno.EACCES)
 
 
 def write_text_file(path: Path, text: str, hint: str = "choose another place, or make room") -> None:
-    """Write ``text`` as UTF-8. Raises ``ResourceError``; a file that was there before is then unchanged."""
+    """Write ``text`` as UTF-8. Raises ``ResourceError``; an existing file is then unchanged."""
     write_file(path, text.encode("utf-8"), hint)
 
 
 def write_file(path: Path, content: bytes | memoryview, hint: str = "choose another place, or make room") -> None:
-    """Write ``content``. Raises ``ResourceError``; a file that was there before is then unchanged."""
+    """Write ``content``. Raises ``ResourceError``; an existing file is then unchanged."""
     try:
         place = path.resolve()
         if (place.exists() and not place.is_file()) or not os.access(place.parent, os.W_OK):
-            path.write_bytes(content)  # a device or a pipe; or a file that may be written in a folder that may not
+            path.write_bytes(content)  # a device, a pipe, or a writable file in a folder that is not writable
         else:
             _replace(place, content)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+    except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of links
         raise cannot_write(path, error, hint) from error
 
 
 def _replace(place: Path, content: bytes | memoryview) -> None:
-    """Write next to ``place`` and rename; permissions are those of the file before, or of any new file."""
+    """Write next to ``place`` and rename. Permissions are those of the old file, or the default ones."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".specrt-")
     try:
         with os.fdopen(handle, "wb") as file:

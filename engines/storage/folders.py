@@ -1,9 +1,9 @@
-"""A folder that appears whole or not at all, and the removal of what a killed process left of one.
+"""Atomic creation of folders, and removal of the temporary folders of killed processes.
 
-Work is done in ``.NAME.partial-XXXXXXXX`` next to its place and renamed at the end; a folder that is replaced waits in
-``.NAME.old-XXXXXXXX`` meanwhile. Each holds a lock file that its process keeps locked. The system frees the lock when
-the process ends, however it ends, so a free lock means that nobody owns the folder. A folder without such a file is
-not ours and is left alone.
+Work is done in ``.NAME.partial-XXXXXXXX`` next to the target and renamed at the end. A folder that is replaced is kept
+in ``.NAME.old-XXXXXXXX`` until then. Each holds a lock file that its process keeps locked. The system frees the lock
+when the process ends for any reason, so a free lock means that no process owns the folder. A folder without such a
+file is not specrt's and is not changed.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from specrt.engines.storage.files import cannot_write
 fcntl: Any
 try:
     import fcntl
-except ImportError:  # Windows: nothing is locked there, and so nothing is removed
+except ImportError:  # Windows: there are no locks, so leftovers are not removed
     fcntl = None
 
 LOCK_NAME = ".specrt-lock"
 HINT = "choose another place"
-FOREIGN_S = 24 * 3600.0  # a lock of another machine is believed to be free after so long without a change
+FOREIGN_S = 24 * 3600.0  # after this time without a change, a lock of another machine counts as free
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NAME_BYTES = 200  # of the name in a temporary one; file systems allow 255 bytes
+_NAME_BYTES = 200  # kept of the name in a temporary name; file systems allow 255 bytes
 _UNLOCKED_S = 60.0  # a folder this young may be about to get its lock
 
 
 @contextmanager
 def new_folder(place: Path, progress: Progress = SILENT, hint: str = HINT) -> Iterator[Path]:
-    """A temporary folder that takes the place of ``place`` when the block ends well, and is removed when it does not.
+    """A temporary folder that is renamed to ``place`` if the block succeeds, and removed if it fails.
 
-    First, what killed processes left next to ``place`` is removed or restored; ``progress`` gets a line for each.
-    Raises ``ResourceError``, which says ``hint``, where no folder can be made; folders above ``place`` that were made
-    for it go again if it fails.
+    First, leftovers of killed processes next to ``place`` are removed or restored; ``progress`` gets a line for each.
+    Raises ``ResourceError`` with ``hint`` if no folder can be made. Parents of ``place`` that were made for it are
+    removed again on failure.
     """
     place = place.absolute()
     with made_parents(place.parent, hint):
@@ -54,11 +54,11 @@ def new_folder(place: Path, progress: Progress = SILENT, hint: str = HINT) -> It
 
 
 class _TrialEnds(Exception):
-    """Ends the block of a trial, so that all is removed."""
+    """Ends the block of a trial, so that its folder is removed."""
 
 
 def check_place(place: Path, hint: str = HINT) -> None:
-    """Raise ``ResourceError`` unless ``new_folder`` can work on ``place``: a trial, of which nothing is left."""
+    """Raise ``ResourceError`` unless ``new_folder`` works for ``place``. Tries it and removes the folder."""
     place = place.absolute()
     with suppress(_TrialEnds), made_parents(place.parent, hint), locked_folder(place, "trial", hint):
         raise _TrialEnds
@@ -68,7 +68,7 @@ def check_place(place: Path, hint: str = HINT) -> None:
 def locked_folder(place: Path, kind: str, hint: str = HINT) -> Iterator[Path]:
     """A folder ``.NAME.KIND-XXXXXXXX`` next to ``place``, locked until it is removed at the end of the block.
 
-    Where it was renamed in the block, only its lock file is removed. Raises ``ResourceError``.
+    If it was renamed in the block, only its lock file is removed. Raises ``ResourceError``.
     """
     folder, handle = _make_locked(place, kind, hint)
     inode = folder.stat().st_ino
@@ -83,13 +83,13 @@ def locked_folder(place: Path, kind: str, hint: str = HINT) -> Iterator[Path]:
 
 
 def clear_leftovers(place: Path, progress: Progress = SILENT) -> None:
-    """Remove what no live process owns of earlier work on ``place``; restore a folder that was about to be replaced."""
+    """Remove leftovers of earlier work on ``place`` without a live owner; restore a folder that was being replaced."""
     for folder, kind in _temporary_folders(place):
-        handle = _lock_of_nobody(folder)
+        handle = _free_lock(folder)
         if handle is None:
             if not (folder / LOCK_NAME).exists() and time.time() - _last_change(folder) > _UNLOCKED_S:
                 progress.note(
-                    f"{folder}: has no lock of specrt and is left alone; remove it by hand if nothing works on it"
+                    f"{folder}: has no lock of specrt and was not changed; remove it by hand if no process uses it"
                 )
             continue
         try:
@@ -108,7 +108,7 @@ def clear_leftovers(place: Path, progress: Progress = SILENT) -> None:
 
 
 def _put(partial: Path, place: Path) -> None:
-    """Rename ``partial`` to ``place``. What was there is kept until that is done, and put back if it fails."""
+    """Rename ``partial`` to ``place``. An existing folder is kept until then, and put back on failure."""
     if not os.path.lexists(place):
         partial.rename(place)
         return
@@ -124,9 +124,9 @@ def _put(partial: Path, place: Path) -> None:
 
 @contextmanager
 def made_parents(folder: Path, hint: str = HINT) -> Iterator[None]:
-    """Make ``folder`` and those above it; remove again, when the block fails, those that were made and are empty.
+    """Make ``folder`` and its parents. If the block fails, remove the new ones that are empty.
 
-    Raises ``ResourceError`` where one cannot be made.
+    Raises ``ResourceError`` if one cannot be made.
     """
     missing: list[Path] = []
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -146,7 +146,7 @@ def made_parents(folder: Path, hint: str = HINT) -> Iterator[None]:
 
 
 def _stem(place: Path, kind: str) -> str:
-    """What the names of temporary folders begin with; a long name is shortened, as they are longer than it."""
+    """The prefix of temporary names. A long name is shortened, since temporary names are longer."""
     name = place.name
     if len(os.fsencode(name)) > _NAME_BYTES:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
@@ -175,7 +175,7 @@ def _make_locked(place: Path, kind: str, hint: str) -> tuple[Path, int]:
             if isinstance(error, OSError):
                 raise cannot_write(place, error, hint) from error
             raise
-        _remove(folder, handle)  # another process took the folder for a leftover before it was locked
+        _remove(folder, handle)  # another process took it for a leftover before it was locked
 
 
 def _remove(folder: Path, handle: int | None) -> None:
@@ -185,7 +185,7 @@ def _remove(folder: Path, handle: int | None) -> None:
 
 
 def _is_ours(folder: Path, handle: int) -> bool:
-    """Lock, and see that the lock file is still there: whoever removes a folder holds its lock."""
+    """Lock, and check that the lock file still exists: a process that removes a folder holds its lock."""
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,7 @@ def _is_ours(folder: Path, handle: int) -> bool:
 
 
 def _temporary_folders(place: Path) -> list[tuple[Path, str]]:
-    """Folders next to ``place`` that are named as ours, with their kind."""
+    """Temporary folders next to ``place`` by their names, with their kind."""
     found = []
     for kind in ("old", "partial", "trial"):
         pattern = re.compile(re.escape(_stem(place, kind)) + r"[a-z0-9_]{8}")
@@ -210,8 +210,8 @@ def _temporary_folders(place: Path) -> list[tuple[Path, str]]:
     return [(path, kind) for path, kind in sorted(found) if path.is_dir() and not path.is_symlink()]
 
 
-def _lock_of_nobody(folder: Path) -> int | None:
-    """The lock of ``folder``, taken, where no live process holds it; None where one may, or where it is not ours."""
+def _free_lock(folder: Path) -> int | None:
+    """Take the lock of ``folder``. None if a live process may hold it, or the folder has no lock of specrt."""
     if fcntl is None:
         return None
     try:
@@ -230,7 +230,7 @@ def _lock_of_nobody(folder: Path) -> int | None:
 
 
 def _boot_id() -> str:
-    """This run of this machine's kernel: a lock of another one may be invisible here, on a network disk."""
+    """The boot id of this machine. Locks of another machine on a network disk may be invisible here."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

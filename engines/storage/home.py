@@ -1,7 +1,7 @@
-"""Where specrt keeps what it can make again, also for a user without a home.
+"""The cache folder of specrt, also for a user without a home.
 
 A container may run as a uid without a passwd entry, as ``nobody`` with a home that does not exist, or on a read-only
-disk. Then a private folder below the temporary one takes the place of ``~/.cache``.
+disk. Then a private folder in the temporary folder is used instead of ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-NOWHERE = Path(os.devnull) / "specrt"  # a path below a file: nothing can be kept there
-# What libraries read instead of the home; only set where the home cannot be used.
+NOWHERE = Path(os.devnull) / "specrt"  # a path below a file, where no folder can be made
+# Variables that libraries use instead of the home. They are only set if the home cannot be used.
 _LIBRARY_FOLDERS = {
     "HF_HOME": "huggingface",
     "MPLCONFIGDIR": "matplotlib",
@@ -28,13 +28,13 @@ _LIBRARY_FOLDERS = {
 
 
 def cache_dir() -> Path:
-    """Where specrt keeps small files that it can make again: ``$SPECRT_CACHE`` or ``user_cache_dir()``."""
+    """The folder for small cached files: ``$SPECRT_CACHE`` or ``user_cache_dir()``."""
     own = os.environ.get("SPECRT_CACHE")
     return Path(own) if own else user_cache_dir()
 
 
 def user_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/specrt`` or ``~/.cache/specrt``; a private temporary folder where neither can be made."""
+    """``$XDG_CACHE_HOME/specrt`` or ``~/.cache/specrt``; a private temporary folder if neither can be made."""
     for folder in _caches():
         if (folder / "specrt").is_dir() or _can_make(folder):
             return folder / "specrt"
@@ -42,14 +42,14 @@ def user_cache_dir() -> Path:
 
 
 def provide_home(env: MutableMapping[str, str] = os.environ) -> None:
-    """Give the libraries of this process a home and a user name where there are none. Commands call it first."""
+    """Set a home and a user name for the libraries of this process, if missing. Commands call it first."""
     home = home_dir()
     if home is None and private_folder() != NOWHERE:
         env["HOME"] = str(private_folder())
     if not any(map(_can_make, _caches())) and private_folder() != NOWHERE:
         for name, folder in _LIBRARY_FOLDERS.items():
             has_own = name == "HF_HOME" and home is not None and os.path.isdir(home / ".cache" / folder)
-            if not has_own:  # a read-only home may hold models, which are read from there
+            if not has_own:  # a read-only home may hold models to read
                 env.setdefault(name, str(private_folder() / folder))
     try:
         getpass.getuser()
@@ -58,7 +58,7 @@ def provide_home(env: MutableMapping[str, str] = os.environ) -> None:
 
 
 def home_dir() -> Path | None:
-    """``$HOME``, or the passwd entry's; None where there is neither."""
+    """``$HOME``, or the home of the passwd entry; None without either."""
     own = os.environ.get("HOME")
     if own:
         return Path(own)
@@ -73,9 +73,9 @@ def home_dir() -> Path | None:
 
 @functools.cache
 def private_folder() -> Path:
-    """A folder that only this user can read, below the temporary one and the same for each process.
+    """A folder in the temporary folder that only this user can read. It is the same for each process.
 
-    Where its name is taken by someone else it is a new folder, removed at exit. ``NOWHERE`` where none can be made.
+    If another user has taken its name, it is a new folder that is removed at exit. ``NOWHERE`` if none can be made.
     """
     try:
         path = Path(tempfile.gettempdir()) / f"specrt-{_uid()}"
@@ -101,14 +101,14 @@ def _uid() -> int:
 
 
 def _caches() -> list[Path]:
-    """Folders of caches that the environment names, in their order. A home that does not exist is not created."""
+    """Cache folders from the environment, in order. A home that does not exist is not created."""
     xdg, home = os.environ.get("XDG_CACHE_HOME", ""), home_dir()
     found = [Path(xdg)] if os.path.isabs(xdg) else []
     return [*found, *([home / ".cache"] if home is not None and os.path.isdir(home) else [])]
 
 
 def _can_make(folder: Path) -> bool:
-    """Whether ``folder`` is there, or can be made, and can be written to."""
+    """Whether ``folder`` exists or can be made, and is writable."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)

@@ -1,6 +1,6 @@
-"""Are a bundle's files the ones its manifest names?
+"""Checks a bundle's files against its manifest.
 
-Sizes are compared always, SHA-256 once for each (size, mtime, ctime), which is then remembered.
+Sizes are always compared, the SHA-256 once for each (size, mtime, ctime); the result is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specrt.engines.storage.files import write_text_file
 from specrt.engines.storage.home import cache_dir as cache_dir
 
 CHUNK_BYTES = 1 << 22
-LONG_BYTES = 1 << 28  # what takes half a second and more to hash is shown
+LONG_BYTES = 1 << 28  # hashing this takes about half a second; progress is shown from here on
 FIX = "copy the bundle again or export it again"
 
 
@@ -31,9 +31,9 @@ def sha256_of(path: Path, progress: Progress = SILENT) -> str:
 
 
 def check_files(bundle: Path, manifest: Manifest, always_hash: bool = False, progress: Progress = SILENT) -> None:
-    """Raise ``BundleError`` unless every file of the manifest is there, complete and unchanged.
+    """Raise ``BundleError`` unless every file of the manifest exists, complete and unchanged.
 
-    ``progress`` shows the hashing in bytes, where that takes long.
+    ``progress`` shows the hashing of large files in bytes.
     """
     for name, entry in manifest.files.items():
         _check_size(bundle / name, name, entry)
@@ -60,7 +60,7 @@ def _check_size(path: Path, name: str, entry: FileEntry) -> None:
 
 
 class _Ledger:
-    """Which files were hashed already, by path, size, mtime and digest. Losing it costs only time."""
+    """The files that were already hashed, by path, size, mtime and digest. Without it files are hashed again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,8 +1,8 @@
-"""The controller: whether to draft in a round, from what, and how many tokens, by what pays on this machine and text.
+"""The controller: chooses in each round the source and length of the draft that are fastest on this machine and text.
 
-K maximizes expected committed tokens per ms, (1 + a_1 + a_1 a_2 + ...) / (T(K + 1) + D(K)), over all sources at hand
-and over plain decoding. Acceptance a_i and times T, D are those of earlier rounds: a decision depends on what is
-committed and on times, never on what is drawn in the round to come, so it biases nothing.
+The choice maximizes expected committed tokens per ms, (1 + a_1 + a_1 a_2 + ...) / (T(K + 1) + D(K)), over K, over the
+sources at hand and over plain decoding. Acceptance a_i and times T, D come from earlier rounds. A decision depends on
+committed tokens and on times, never on random draws of the coming round, so it does not bias the output.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from specrt.runtime.drafting.latency import FurtherReads, LatencyModel
 from specrt.runtime.sampling.grammar import Constraint
 
 MODEL = "model"
-# An n-gram source for each length of the suffix that was found: from so many tokens on.
+# One n-gram source per range of matched suffix lengths; each entry is the shortest length of its range.
 NGRAM_LENGTHS = (8, 4, 3, 2, 1)
-# Acceptance by source where nothing was measured.
+# Acceptance by source, until it is measured.
 ASSUMED = {MODEL: 0.7, "ngram-8": 0.85, "ngram-4": 0.7, "ngram-3": 0.5, "ngram-2": 0.4, "ngram-1": 0.2}
-_LONG_MEMORY = 0.995  # of the acceptance that the next generation begins with
-_LONG_WEIGHT = 8.0  # of its prior: one text, or one round of it, says little about the next text
-_FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that does not pay
-_UNUSED_MEMORY = 0.97  # a round without the model; back to what is known of all texts, as this one goes on
-_WIDEST_OBSERVED = 16  # passes of a draft that catches up with more are not compared
-_CATCH_UP_TOKENS = 16  # over which to catch up with so few is spread: a lookup may soon leave the draft behind again
-_WORTH = 1.08  # times plain decoding: what a draft must promise to be fed a long text, since that is lost if it fails
-_EXPECTED_TOKENS = 128  # an answer is taken to have no more left, since most end before they must
-_PROBE_SHARE = 0.05  # of the time that is left: what a trial may take
+_LONG_MEMORY = 0.995  # for the acceptance that the next generation starts from
+_LONG_WEIGHT = 8.0  # of its prior: one text, or one round of it, predicts little about the next text
+_FIRST_PROBE, _LAST_PROBE = 8, 64  # plain rounds between two trials of a draft model that is too slow
+_UNUSED_MEMORY = 0.97  # for rounds without the model: its acceptance moves back to the average over all texts
+_WIDEST_OBSERVED = 16  # draft passes that catch up with more tokens are not timed
+_CATCH_UP_TOKENS = 16  # the cost of catching up is spread over these: a lookup may soon leave the draft behind again
+_WORTH = 1.08  # times plain decoding: the speed expected of a draft before it is fed a long text
+_EXPECTED_TOKENS = 128  # most answers end before max_new_tokens, so at most this many are expected to follow
+_PROBE_SHARE = 0.05  # share of the remaining time that a trial may take
 
 
 def ngram_source(size: int) -> str:
@@ -41,7 +41,7 @@ def ngram_source(size: int) -> str:
 
 @dataclass
 class OnlineEstimates:
-    """What a runtime has learned of its machine and its texts; outlives generations. Starts from a tuning, if any."""
+    """Latencies and acceptance rates, kept by a runtime across generations. Starts from a tuning, if there is one."""
 
     k: int
     target: LatencyModel
@@ -58,8 +58,8 @@ class OnlineEstimates:
         rates: Mapping[str, Sequence[float]] | None = None,
         further_reads: tuple[FurtherReads | None, FurtherReads | None] = (None, None),
     ) -> OnlineEstimates:
-        """OnlineEstimates of K up to ``k``: ``slopes`` and ``further_reads`` of the ``LatencyModel`` of target and
-        draft, the rest as in a ``Tuning``."""
+        """Estimates for K up to ``k``. ``slopes`` and ``further_reads`` are for the ``LatencyModel`` of target and
+        draft, the rest is as in a ``Tuning``."""
         priors = {source: (rates or {}).get(source) or [rate] for source, rate in ASSUMED.items()}
         acceptance = {source: Acceptance(k, prior, _LONG_MEMORY, _LONG_WEIGHT) for source, prior in priors.items()}
         target, draft = (
@@ -71,7 +71,7 @@ class OnlineEstimates:
 
 @dataclass(frozen=True)
 class _Choice:
-    """K tokens of ``source`` are expected to give ``rate`` tokens a ms."""
+    """K tokens from ``source``, expected to give ``rate`` tokens per ms."""
 
     source: str | None
     k: int
@@ -82,7 +82,7 @@ _PLAIN = _Choice(None, 0, 0.0)
 
 
 class _Proposed(NamedTuple):
-    """A draft: ``num_own`` ids of ``source``, and ``num_drafted`` with those that a grammar forced after them."""
+    """A draft: ``num_own`` ids of ``source``; ``num_drafted`` also counts those that a grammar forced after them."""
 
     source: str | None
     num_own: int
@@ -92,12 +92,12 @@ class _Proposed(NamedTuple):
 
 
 class AdaptiveDrafter:
-    """A ``Drafter`` that chooses among an n-gram lookup, a draft model and nothing, round by round.
+    """A ``Drafter`` that chooses in each round between an n-gram lookup, a draft model and no draft.
 
-    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit is the target's; where
-    drafted ids come late, the draft's passes fall into it, and the device says how long they took. ``end``
-    is the length at which the text ends at the latest: a draft model that was left behind must earn back within what
-    remains what it takes to catch up. With a ``constraint``, ids that it forces follow those of a lookup, or go alone.
+    ``min_width`` is the narrowest pass of the target. The time from a proposal to its commit counts as the target's.
+    With deferred ids that time includes the draft's passes, whose duration is measured on the device. ``end`` is the
+    largest possible length of the text: a draft model whose cache lags behind is used only if the remaining tokens
+    can pay for catching up. With a ``constraint``, ids that it forces are appended to those of a lookup or of no draft.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class AdaptiveDrafter:
             source: Acceptance(estimates.k, known.rates()) for source, known in estimates.acceptance.items()
         }
         self.is_sampled = False
-        self._late: tuple[int, float] | None = None  # of a draft whose time is not known yet: first pass, begin
+        self._late: tuple[int, float] | None = None  # tokens of its first pass, start time
         self._plain_rounds, self._wait = 0, _FIRST_PROBE
         self._proposed: _Proposed | None = None
 
     def prefill(self, committed: Sequence[int]) -> None:
-        """Fill the draft model's cache, if that may pay."""
+        """Fill the draft model's cache, if the model is likely to be used."""
         if self._model is not None and self._is_model_likely(self._model, committed):
             self._model.prefill(committed)
 
@@ -169,7 +169,7 @@ class AdaptiveDrafter:
         self._estimates.target.observe(max(num_drafted + 1, self._min_width), ms)
 
     def _is_model_likely(self, model: ModelDrafter, committed: Sequence[int]) -> bool:
-        """Whether the draft model will be of use, as far as is known before the first round."""
+        """Whether the draft model is expected to be used, judging by estimates from before the first round."""
         estimates = self._estimates
         if not model.can_propose(committed):
             return False
@@ -179,11 +179,11 @@ class AdaptiveDrafter:
         return self._best_of_model(estimates.k, pending, left).rate > self._least_rate(pending)
 
     def _least_rate(self, pending: int) -> float:
-        """What the draft model, whose cache lacks ``pending`` tokens, must promise: tokens a ms."""
+        """The least expected tokens per ms for which the draft model, whose cache lacks ``pending`` tokens, is used."""
         return (_WORTH if pending > _WIDEST_OBSERVED else 1.0) / self._target_ms(0)
 
     def _num_left(self, committed: Sequence[int]) -> int:
-        """Tokens that the text is expected to have still."""
+        """The expected number of tokens still to come."""
         left = _EXPECTED_TOKENS if self._end is None else self._end - len(committed)
         return max(1, min(left, _EXPECTED_TOKENS))
 
@@ -203,7 +203,7 @@ class AdaptiveDrafter:
         return drafted
 
     def _observe_draft(self, pending: int, num_drafted: int, ms: float) -> None:
-        """The first pass fed ``pending`` tokens, the others one each."""
+        """Record the time of a draft whose first pass fed ``pending`` tokens and the others one each."""
         draft = self._estimates.draft
         if pending <= 2:
             draft.observe(1, ms / num_drafted)
@@ -211,12 +211,12 @@ class AdaptiveDrafter:
             draft.observe(pending, max(ms - (num_drafted - 1) * draft.ms(1), draft.ms(1) / 2))
 
     def _choose(self, committed: Sequence[int], k: int) -> _Choice:
-        """What to do in the round after ``committed``, with at most ``k`` tokens."""
+        """The choice for the round after ``committed``, with at most ``k`` tokens."""
         size = self._ngram.suffix_length(committed) if self._ngram is not None else 0
         target, draft = self._estimates.target, self._estimates.draft
         model = self._model if self._model is not None and self._model.can_propose(committed) else None
         if not target.is_known:
-            return _PLAIN  # the first round of all: plain decoding is what everything is compared with
+            return _PLAIN  # the very first round: its time is the baseline for all comparisons
         if model is not None and not draft.is_known:
             return _Choice(MODEL, min(k, 4), 0.0)
         plain = _Choice(None, 0, 1 / self._target_ms(0))
@@ -234,7 +234,7 @@ class AdaptiveDrafter:
         return self._probe(drafted) if best is plain and may_probe else best
 
     def _probe(self, model: _Choice) -> _Choice:
-        """Plain decoding pays best. Try the model now and then all the same: the text may have changed."""
+        """Plain decoding is fastest. Still try the model at intervals: the text may have changed."""
         if self._plain_rounds < self._wait:
             return _PLAIN
         self._wait = min(2 * self._wait, _LAST_PROBE)

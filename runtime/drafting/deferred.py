@@ -1,4 +1,4 @@
-"""Drafted ids that the host learns late: on a device they pass from draft to target, and are read with the verdict."""
+"""Drafted ids that stay on the device. The draft passes them to the target; the host reads them after verification."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specrt.engines.interface import Binding, Memory
 
 
 class DeferredTokens(list[int]):
-    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then they are where the target's sampler writes its
-    tokens.
+    """Drafted ids. Each is ``UNKNOWN`` until ``learn``; until then the ids are in the memory where the target's sampler
+    writes its tokens.
 
-    That memory [max_rows] i64 is free from one verdict to the next. ``sampler`` is the target's.
+    That memory [max_rows] i64 is free between two verifications. ``sampler`` is the target's.
     """
 
     def __init__(self, sampler: Binding) -> None:
@@ -22,14 +22,14 @@ class DeferredTokens(list[int]):
         self.memory = sampler.memory[TOKENS]
 
     def take(self, token: Memory) -> None:
-        """The id to be appended next is in ``token`` [1] i64: keep a copy."""
+        """Copy the next id, which is in ``token`` [1] i64."""
         self._sampler.take(TOKENS, len(self), token)
 
     def learn(self, ids: Sequence[int]) -> None:
-        """The ids are these, one for each."""
+        """Replace the ``UNKNOWN`` entries by ``ids``, one for each."""
         self[:] = ids
 
 
 def memory_of(drafted: Sequence[int]) -> Any:
-    """The memory [N] i64 of the drafted ids; None where there are none, or the host knows them."""
+    """The memory [N] i64 of the drafted ids; None if there are none or the host knows them."""
     return drafted.memory[: len(drafted)] if isinstance(drafted, DeferredTokens) and drafted else None

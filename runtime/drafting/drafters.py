@@ -15,8 +15,8 @@ from specrt.runtime.sampling.grammar import Constraint
 class Drafter(Protocol):
     """A source of drafts for one sequence.
 
-    ``is_sampled``: the tokens last proposed were drawn from probabilities, which are where the target's rule reads
-    them. Where not, each is certain to the draft, and no rule accepts more than ``match``.
+    ``is_sampled``: the last proposed tokens were drawn from probabilities, which are in the memory that the target's
+    rule reads. Otherwise the draft's distribution is a single token, and no rule accepts more than ``match``.
     """
 
     @property
@@ -27,14 +27,14 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """At most ``k`` tokens that may follow ``committed``; fewer where it has none.
+        """At most ``k`` tokens that may follow ``committed``, or fewer.
 
-        Ids that come late are known after the verdict on them.
+        Deferred ids are known after their verification.
         """
         ...
 
     def rollback(self, num_committed: int) -> None:
-        """The sequence now has ``num_committed`` tokens: forget what was drafted beyond them."""
+        """The sequence now has ``num_committed`` tokens: discard the drafted ones beyond them."""
         ...
 
 
@@ -55,12 +55,12 @@ class NoDrafter:
 
 
 class ModelDrafter:
-    """Drafts of a model with a KV cache of its own.
+    """Drafts from a model with its own KV cache.
 
-    It feeds what its cache lacks of ``committed`` first, so full acceptance (whose last drafted token was never fed)
-    and rounds without drafting need no special case. Beyond its own context, and after a token that it does not know,
-    it proposes nothing. Tokens the target does not know end a draft, and so does a place without an allowed id.
-    An id that a grammar forces takes no pass.
+    It first feeds the committed tokens that its cache lacks, so full acceptance (where the last drafted token was never
+    fed) and rounds without drafting need no special case. Beyond its context, and after a token outside its vocabulary,
+    it proposes nothing. A draft ends at a token outside the target's vocabulary, or where no id is allowed. Ids that a
+    grammar forces need no pass.
     """
 
     is_sampled = True
@@ -88,7 +88,7 @@ class ModelDrafter:
         self.model.rollback(min(self.model.kv_len, num_committed - 1))
 
     def can_propose(self, committed: Sequence[int]) -> bool:
-        """Whether the model's context holds ``committed``, and its vocabulary what the cache lacks of it."""
+        """Whether ``committed`` fits the model's context, and the tokens its cache lacks are in its vocabulary."""
         return self._can_feed(committed, self.model.missing(committed))
 
     def num_pending(self, committed: Sequence[int]) -> int:
@@ -119,16 +119,16 @@ class ModelDrafter:
 
 
 class DeferredDrafter(ModelDrafter):
-    """Drafts of a model on the target's device. The host does not wait for the ids: they are known with the verdict.
+    """Drafts from a model on the target's device. The host does not wait for the ids; it reads them after verification.
 
-    ``sampler`` of the constructor must not depend on drafted ids; ``verdict`` is a sampler of the target, in whose
-    memory the ids are kept.
+    The constructor's ``sampler`` must not depend on drafted ids. The ids are kept in the memory of ``verdict``, a
+    sampler of the target.
     """
 
     def __init__(self, model: KVCachedModel, sampler: DraftSampler, target_vocab_size: int, verdict: Binding) -> None:
         super().__init__(model, sampler, target_vocab_size)
         self._verdict = verdict
-        self._drafted: tuple[int, Sequence[int]] = (0, ())  # from which position on, and what
+        self._drafted: tuple[int, Sequence[int]] = (0, ())  # first position, ids
 
     def rollback(self, num_committed: int) -> None:
         """See ``Drafter.rollback``."""
@@ -138,7 +138,7 @@ class DeferredDrafter(ModelDrafter):
 
     @property
     def last_ms(self) -> float | None:
-        """What the last draft took in ms, asked after the verdict on it; None where the device does not know it yet."""
+        """Duration of the last draft, after its verification; None if the device has not finished both marks."""
         return self.model.binding.elapsed_ms()
 
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
@@ -155,7 +155,7 @@ class DeferredDrafter(ModelDrafter):
 
 
 class ConstrainedDrafter:
-    """The certain drafts of another up to the first id that a grammar forbids, and the ids that it forces then."""
+    """The drafts of a drafter that does not sample, up to the first forbidden id, then the ids that are forced."""
 
     is_sampled = False
 
@@ -179,7 +179,7 @@ class NGramDrafter:
     """Drafts by looking up the longest suffix of the sequence at its latest earlier occurrence.
 
     Every n-gram of ``min_n .. max_n`` tokens is indexed once, when a token follows it. A copy that reaches the end of
-    the sequence goes on in its own draft, so a period shorter than K is continued.
+    the sequence continues in its own draft, so repetition with a period shorter than K is drafted too.
     """
 
     is_sampled = False
@@ -206,14 +206,14 @@ class NGramDrafter:
         return drafted
 
     def suffix_length(self, committed: Sequence[int]) -> int:
-        """How many tokens at the end of ``committed`` occur earlier in it, as far as is compared; 0 for too few."""
+        """Length of the longest indexed suffix of ``committed`` that occurs earlier in it; 0 if there is none."""
         self._index(committed)
         length = len(committed)
         sizes = (n for n in self._sizes if n <= length and tuple(committed[length - n :]) in self._next)
         return next(sizes, 0)
 
     def rollback(self, num_committed: int) -> None:
-        """See ``Drafter.rollback``: only committed tokens were indexed, so there is nothing to forget."""
+        """See ``Drafter.rollback``: only committed tokens were indexed, so there is nothing to discard."""
 
     def _index(self, committed: Sequence[int]) -> None:
         """Map each n-gram that ends before the last token to the position that follows it."""

@@ -1,23 +1,23 @@
-"""What passes cost on this machine, in ms: measured by ``specrt tune``, and corrected by every round that runs."""
+"""Times of passes on this machine, in ms: measured by ``specrt tune`` and updated by every round."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-_RATE = 0.2  # weight of the newest time; a controller must follow a machine that others use too
-_SHARED_RATE = 0.1  # the same on all other widths: load, and the length of the context, act on all
-_LEAST_MS = 1e-3  # what a coarse clock calls 0
-_OUTLIER = 3.0  # a pass that takes so many times as long as expected was interrupted: it counts as this much
+_RATE = 0.2  # weight of the newest time; the load of the machine may change
+_SHARED_RATE = 0.1  # the same for all other widths: load and context length affect all of them
+_LEAST_MS = 1e-3  # smallest time; a coarse clock may return 0
+_OUTLIER = 3.0  # times the expected time: a longer pass was probably interrupted and is clipped to this
 
 FurtherReads = Callable[[int], float]
 
 
 class LatencyModel:
-    """Times of a pass by width, [1 .. max_width] tokens. Widths not seen yet follow from those seen.
+    """Times of a pass by width, [1 .. max_width] tokens. Widths not measured yet are estimated from the others.
 
-    ``slope`` is the guess for what each further token adds, as a share of the first; ``further_reads`` of a width is
-    what a pass of that width reads beyond one of one token, as a share of that (more experts). Several threads may
-    observe: the newest wins.
+    ``slope`` is the assumed cost of each further token, as a share of the first one's. ``further_reads`` of a width is
+    how much more a pass of that width reads than a pass of one token, as a share of the latter (more experts). Several
+    threads may observe: the newest value wins.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class LatencyModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether any pass was seen."""
+        """Whether any pass was measured."""
         return bool(self._ms)
 
     def ms(self, width: int) -> float:
@@ -48,12 +48,12 @@ class LatencyModel:
         return self._ms[nearest] * self._growth(width) / self._growth(nearest)
 
     def _growth(self, width: int) -> float:
-        """The time of a pass over that of one token, as it is assumed before it is measured."""
+        """The assumed time of a pass over that of a pass of one token, until it is measured."""
         reads = self._further_reads(width) if self._further_reads else 0.0
         return 1 + self._slope * (width - 1) + reads
 
     def observe(self, width: int, ms: float) -> None:
-        """A pass of ``width`` tokens took ``ms``."""
+        """Record a pass of ``width`` tokens that took ``ms``."""
         ms = max(ms, _LEAST_MS)
         if not self.is_known:
             self._ms[width] = ms
@@ -65,5 +65,5 @@ class LatencyModel:
         self._ms[width] = expected * (1 + _RATE * change)
 
     def as_dict(self) -> dict[int, float]:
-        """ms by width, of the widths that were seen."""
+        """ms by width, for the measured widths."""
         return dict(sorted(self._ms.items()))

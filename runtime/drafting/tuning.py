@@ -1,4 +1,4 @@
-"""What ``specrt tune`` measured of a bundle on one machine, and whether it holds for the machine at hand."""
+"""The measurements of ``specrt tune`` for a bundle, and whether they are valid on this machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from specrt.engines.storage.files import write_text_file
 
 @dataclass(frozen=True)
 class Tuning:
-    """Times in ms: ``target_ms`` by width of a pass that verifies, ``draft_ms`` by tokens fed for the draft's next one.
+    """Times in ms: ``target_ms`` by width of a verification pass, ``draft_ms`` by tokens fed in a draft pass.
 
-    ``acceptance`` has, by source (see ``specrt.runtime.drafting.adaptive``), P(drafted token i is accepted | those
-    before were). ``fingerprint`` says what it was measured with, by name.
+    ``acceptance`` holds, by source (see ``specrt.runtime.drafting.adaptive``), P(drafted token i is accepted | those
+    before were). ``fingerprint`` is what the measurement depends on, by name.
     """
 
     fingerprint: dict[str, str]
@@ -34,13 +34,13 @@ HINT = "copy the bundle to a folder of your own"
 
 
 def tuning_path(bundle: Path) -> Path:
-    """Where the tuning of ``bundle`` is: next to it."""
+    """The path of the tuning of ``bundle``, next to the bundle."""
     bundle = bundle.absolute()
     return bundle.with_name(f"{bundle.name}.tuning.json")
 
 
 def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
-    """What a measurement depends on."""
+    """What a measurement depends on, by name."""
     return {
         "bundle": hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:16],
         "cpu": cpu_name(),
@@ -52,14 +52,14 @@ def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
 
 
 def write_tuning(bundle: Path, tuning: Tuning) -> None:
-    """Store ``tuning`` next to its bundle."""
+    """Write ``tuning`` next to its bundle."""
     write_text_file(tuning_path(bundle), json.dumps(to_json(tuning), indent=1) + "\n", HINT)
 
 
 def tuning_for(
     bundle: Path, backend: str, threads: int, report: Callable[[str], None] = lambda line: None
 ) -> Tuning | None:
-    """The tuning of ``bundle`` if it holds here. ``report`` gets a line about one that does not."""
+    """The tuning of ``bundle`` if it is valid here. ``report`` gets a line about one that is not."""
     path = tuning_path(bundle)
     if not path.is_file():
         return None

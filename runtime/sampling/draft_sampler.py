@@ -22,10 +22,9 @@ from specrt.runtime.slots import SlotModel
 class DraftSampler:
     """The next id of ``draft``, which drafts for ``target``: the first most likely one when greedy, else a drawn one.
 
-    With ``match`` it draws with the target's own uniforms of the position, so that the two often agree. With ``block``
-    the probabilities of step ``i`` are written where the target's rule reads them, ``draft_probs[i]``; on a device,
-    where rows are not always aligned, they are copied there. With a ``constraint``, probabilities are those of the ids
-    that it allows.
+    With ``match`` it draws with the target's own uniforms for the position, so that the two often agree. With ``block``
+    the probabilities of step ``i`` go to ``draft_probs[i]``, where the target's rule reads them. On a device, where
+    rows are not always aligned, they are copied there. With a ``constraint``, ids that it forbids have probability 0.
     """
 
     def __init__(
@@ -66,11 +65,11 @@ class DraftSampler:
         self._random = samplers.host[UNIFORMS]  # [1, 3] f32
 
     def is_complete(self, committed: Sequence[int], drafted: Sequence[int]) -> bool:
-        """Whether the grammar, where there is one, has ended the text after ``committed`` and ``drafted``."""
+        """Whether a grammar has ended the text after ``committed`` and ``drafted``."""
         return self._constraint is not None and self._constraint.is_complete(committed, drafted)
 
     def forced(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """The only id that the grammar allows next, drawn without a pass; None where there are others."""
+        """The next id without a pass, if the grammar allows only one; else None."""
         if self._constraint is None or (token := self._constraint.forced(committed, drafted)) is None:
             return None
         if self._is_read:
@@ -81,9 +80,9 @@ class DraftSampler:
         return token
 
     def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """The next id after ``committed`` and ``drafted``, whose logits the last pass of ``width`` tokens gave.
+        """The next id after ``committed`` and ``drafted``, from the logits of the last pass, of ``width`` tokens.
 
-        None when processors leave no id there. After ids that come late the next one does too.
+        None if processors allow no id there. After deferred ids the next one is deferred too.
         """
         if self._is_processed and self._processing.run(width, 1, committed, drafted, ()) == 0:
             return None

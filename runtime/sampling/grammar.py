@@ -1,9 +1,9 @@
-"""Structured output: which ids a grammar allows after a prefix, by llguidance, for target and draft.
+"""Structured output: the ids that a grammar allows after a prefix, from llguidance, for target and draft.
 
-A mask is a function of the prefix alone, whatever was drafted and rejected before: so speculation with masked p and
-masked q is exact. The mask holds every id after which the grammar can still be completed, and not only the canonical
-tokens of a text that the grammar forces. An end-of-sequence id is allowed where the text may end; where nothing else
-is possible, the text is complete, and ends without one.
+A mask depends on the prefix alone, not on earlier drafted and rejected ids, so speculation with masked p and masked q
+is exact. The mask allows every id after which the grammar can still be completed, not only the canonical tokens of a
+text that the grammar forces. An end-of-sequence id is allowed where the text may end. If no other id is allowed, the
+text is complete and ends without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
 class Vocabulary:
-    """What llguidance wants of a tokenizer: bytes by id, none for ids without text, and one id more for the end."""
+    """A tokenizer for llguidance: the bytes of each id, empty for ids without text, and one more id for the end."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -40,7 +40,7 @@ class Vocabulary:
         self.special_token_ids = [*special_ids, vocab_size]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """No text is tokenized: masks are not narrowed to canonical tokens."""
+        """Tokenizes no text, so that masks are not restricted to canonical tokens."""
         return []
 
 
@@ -58,16 +58,16 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
-        """The matcher before any token. Raises ``UsageError`` for a grammar that is invalid or not supported."""
+        """The matcher at the start of a text. Raises ``UsageError`` for an invalid or unsupported grammar."""
         with self._lock:
             found = self._compiled.pop(grammar, None) or self._compile(grammar)
-            self._compiled[grammar] = found  # the newest last
+            self._compiled[grammar] = found  # moved to the end: the newest is last
             if len(self._compiled) > MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
             return found
 
     def constraint(self, grammar: Grammar, ending_ids: Collection[int], num_prompt_tokens: int) -> Constraint:
-        """What ``grammar`` allows in one generation, which ``ending_ids`` end."""
+        """The constraint of one generation, which ends at any of ``ending_ids``."""
         matcher = self.compiled(grammar)
         ends = [token for token in self._eos_token_ids if token in ending_ids]
         return Constraint(grammar.option, matcher, self._vocab_size, ends, ending_ids, num_prompt_tokens)
@@ -84,15 +84,15 @@ class Grammars:
             raise UsageError(f"{grammar.option}: {_reason(matcher)}; see docs/structured.md for what is supported")
         first = Constraint(grammar.option, matcher, self._vocab_size, (), (), 0)
         if first.is_complete(()):
-            raise UsageError(f"{grammar.option}: allows the empty text only, expected one that has a token at least")
+            raise UsageError(f"{grammar.option}: allows only the empty text, expected at least one token")
         return matcher
 
 
 class Constraint:
-    """A grammar in one generation, of which the first ``num_prompt_tokens`` tokens are none of its business.
+    """The state of a grammar in one generation. The first ``num_prompt_tokens`` tokens are ignored.
 
-    Ask about prefixes that the grammar allows, in any order, but ``committed`` only grows. ``eos_token_ids`` are
-    allowed where the text may end; after one of ``ending_ids`` it has.
+    Prefixes must be allowed by the grammar. They may come in any order, but ``committed`` only grows.
+    ``eos_token_ids`` are allowed where the text may end. One of ``ending_ids`` ends it.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Constraint:
         self._vocab_size, self._eos_token_ids, self._ending_ids = vocab_size, list(eos_token_ids), frozenset(ending_ids)
         self._num_prompt_tokens = num_prompt_tokens
         self._consumed: list[int] = []
-        self._num_committed = 0  # of the consumed ones
+        self._num_committed = 0  # committed tokens among the consumed ones
         self._masks: dict[int, Mask] = {}  # by the number of tokens before
         self._rows = MaskedRows()
         self.failure = ""  # why the last mask without an id has none
 
     def mask(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> Mask:
-        """The ids that may follow ``committed`` and ``ahead``. None are left where no token continues the text."""
+        """The ids that may follow ``committed`` and ``ahead``. It allows none if no token continues the text."""
         self._seek(committed, ahead)
         position = len(self._consumed)
         if position not in self._masks:
@@ -123,17 +123,17 @@ class Constraint:
         return self._masks[position]
 
     def is_complete(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
-        """Whether the text has ended: by an ending id, or since nothing but the end may follow."""
+        """Whether the text has ended, by an ending id or because only the end may follow."""
         return self._is_ended(committed, ahead) or self.mask(committed, ahead).is_end
 
     def forced(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> int | None:
-        """The only id that may follow; None where there are others, or none."""
+        """The id that must follow; None if several may follow, or none."""
         return None if self.is_complete(committed, ahead) else self.mask(committed, ahead).only
 
     def extended(self, committed: Sequence[int], drafted: Sequence[int], k: int) -> list[int]:
-        """``drafted`` up to the first id that is forbidden, and what is forced then: at most ``k`` ids.
+        """``drafted`` up to the first forbidden id, then the forced ids: at most ``k`` ids.
 
-        Exact for drafts that are certain, since what is cut off has probability 0 in p.
+        Exact for drafts that are not sampled, since the removed ids have probability 0 in p.
         """
         kept: list[int] = []
         for token in drafted[:k]:
@@ -145,10 +145,10 @@ class Constraint:
         return kept
 
     def apply(self, logits: Array, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Mask rows [R, V] f32: the first follows ``committed`` and ``ahead``, each next one a drafted id more.
+        """Mask rows [R, V] f32. The first follows ``committed`` and ``ahead``, each next one a drafted id more.
 
-        Rows that cannot be reached stay as they are. Returns how many have an id left before the first that has none,
-        which stays as it was too.
+        Rows that cannot be reached are not changed. Returns the number of rows before the first in which no id is
+        allowed, which is not changed either.
         """
         prefix = list(ahead)
         for row in range(len(logits)):
@@ -177,7 +177,7 @@ class Constraint:
         return Mask(words.view(np.uint8), self._vocab_size, self._eos_token_ids)
 
     def _seek(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Bring the matcher to the end of ``ahead``, from wherever it is."""
+        """Move the matcher to the end of ``ahead``, forward or back."""
         known = self._num_committed
         wanted = [*committed[self._num_prompt_tokens + known :], *ahead]
         beyond = self._consumed[known:]
@@ -188,10 +188,10 @@ class Constraint:
             del self._consumed[known + num_same :]
         for token in wanted[num_same:]:
             if self._matcher.try_consume_tokens([token]) != 1:
-                raise ValueError(f"{self.name}: asked about a prefix with id {token}, which it forbids")
+                raise ValueError(f"{self.name}: got a prefix with id {token}, which the grammar forbids")
             self._consumed.append(token)
         self._num_committed = len(committed) - self._num_prompt_tokens
-        # Masks of the round: those of committed prefixes are not asked for again, those of rejected ones are wrong.
+        # Keep masks for one round only: later, committed prefixes are not needed again, and rejected ones are wrong.
         least, most = self._num_committed, known + num_same
         self._masks = {at: mask for at, mask in self._masks.items() if least <= at <= most}
 
@@ -211,6 +211,6 @@ def _llguidance(option: str) -> Any:
         import llguidance
     except ImportError as error:
         raise BackendError(
-            f"{option}: it needs llguidance, which is not installed; install it with pip install 'specrt[grammar]'"
+            f"{option}: needs llguidance, which is not installed; install it with pip install 'specrt[grammar]'"
         ) from error
     return llguidance

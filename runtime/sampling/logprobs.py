@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens: of the target's own logits, before penalties, temperature and filters."""
+"""Log-probabilities of emitted tokens, from the target's logits before penalties, temperature and filters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Logprobs:
         self._num_top = num_top
 
     def of(self, width: int, rows: int, tokens: Sequence[int]) -> list[TokenLogprobs]:
-        """Of ``tokens``, each from the row of the same number: the row that accepted, corrected or drew it."""
+        """Log-probabilities of ``tokens``: of token ``i`` from row ``i``, which accepted, corrected or drew it."""
         host = self._binding.host
         host[CHOSEN_IDS][:rows] = 0
         host[CHOSEN_IDS][: len(tokens)] = tokens

@@ -1,4 +1,4 @@
-"""Masks of ids as llguidance makes them, one bit each, and their use on rows of logits."""
+"""Bit masks of allowed ids from llguidance, and their use on rows of logits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 
 from specrt.engines.interface import Array
 
-# By a byte of a mask: what its 8 ids are limited to, infinity or minus infinity. [256, 8] f32
+# For each byte of a mask, the upper limits of its 8 ids: infinity or minus infinity. [256, 8] f32
 _LIMITS = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
 ).astype(np.float32)
 
 
 class Mask:
-    """Allowed ids as bits, the lowest first [ceil((V + 1) / 8)] u8; bit V says that the text may end.
+    """Allowed ids as bits, the lowest first [ceil((V + 1) / 8)] u8. Bit V is set if the text may end.
 
-    Then ``eos_token_ids`` are allowed too. ``is_end``: no id of the text may follow, and it may end.
+    Then ``eos_token_ids`` are allowed too. ``is_end``: the text may end, and no other id may follow.
     """
 
     def __init__(self, bits: Array, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -40,15 +40,15 @@ class Mask:
 
 
 class MaskedRows:
-    """Applies masks to rows, one after the other, in memory that is allocated once."""
+    """Applies masks to rows, one at a time, with memory that is allocated once."""
 
     def __init__(self) -> None:
         self._limits = np.empty((0, 8), np.float32)
 
     def apply(self, mask: Mask, row: Array) -> bool:
-        """Give ids that ``mask`` forbids, and those beyond it, the logit minus infinity. ``row`` [V] f32.
+        """Set the logits of ids that are forbidden or beyond the mask to minus infinity. ``row`` [V] f32.
 
-        False where none is left; ``row`` is as it was then.
+        False if no id is allowed; ``row`` is then not changed.
         """
         if len(self._limits) != len(mask.bits):
             self._limits = np.empty((len(mask.bits), 8), np.float32)

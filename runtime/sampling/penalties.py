@@ -1,4 +1,4 @@
-"""What changes logits before they are verified: the ``penalties`` sampler, Python processors, a grammar's mask."""
+"""Changes to logits before verification: the ``penalties`` sampler, Python processors, and masks of a grammar."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from specrt.runtime.settings import Settings
 
 
 class Penalties:
-    """The ``penalties`` sampler of one generation. Counts follow the tokens: what is drafted and rejected is
-    uncounted.
+    """The ``penalties`` sampler of one generation. Its counts follow the tokens: rejected drafted tokens are
+    subtracted again.
     """
 
     def __init__(self, samplers: SlotSamplers, settings: Settings, num_prompt_tokens: int) -> None:
@@ -55,7 +55,7 @@ class Penalties:
         self._binding.upload()
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Process ``rows`` rows, the first of which follows ``committed`` and ``ahead``."""
+        """Process ``rows`` rows. The first one follows ``committed`` and ``ahead``."""
         self._count(committed, ahead)
         num_new = len(committed) + len(ahead) - self._num_prompt_tokens
         self._unending[0] = max(0, self._min_new_tokens - num_new)
@@ -63,7 +63,7 @@ class Penalties:
         self._binding.run(width, rows)
 
     def _count(self, committed: Sequence[int], ahead: Sequence[int]) -> None:
-        """Uncount what was not committed when it was counted, then count up to the end of ``ahead``."""
+        """Subtract the tokens that were not yet committed when counted, then count to the end of ``ahead``."""
         counted, changed = self._counted, []
         while len(counted) > self._num_committed:
             changed.append(counted.pop())
@@ -87,9 +87,9 @@ class Penalties:
 class Processors:
     """Python callables on the rows of ``processed_logits``, in turn.
 
-    A processor is called for a row only while every drafted id before it is one that the processors allow: a grammar
-    never sees a prefix that it forbids. Rows beyond cannot be reached, and stay as they are. What was banned before
-    stays banned. Each call gets ``vocab_size`` logits, the target's number, also on a draft that has another.
+    A processor is called for a row only if the processors allow every drafted id before it, so it never sees a prefix
+    that it forbids. Later rows cannot be reached and are not changed. Banned ids stay banned. Each call gets
+    ``vocab_size`` logits, the target's number, even for a draft with another vocabulary.
     """
 
     def __init__(self, processors: Sequence[LogitsProcessor], vocab_size: int, num_columns: int) -> None:
@@ -97,9 +97,9 @@ class Processors:
         self._vocab_size, self._num_shared = vocab_size, min(vocab_size, num_columns)
 
     def apply(self, logits: Array, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Change rows [R, V] f32; return how many have an id left before the first that has none.
+        """Change rows [R, V] f32; return the number of rows before the first in which no id is allowed.
 
-        That one is left as it was. Raises ``UsageError`` when a processor returns another shape.
+        That row is not changed. Raises ``UsageError`` if a processor returns another shape.
         """
         prefix = (*committed, *ahead)
         for row in range(len(logits)):
@@ -111,7 +111,7 @@ class Processors:
         return len(logits)
 
     def _process(self, prefix: tuple[int, ...], row: Array) -> bool:
-        """Whether an id is left."""
+        """Whether an id is allowed."""
         logits = np.full(self._vocab_size, -np.inf, np.float32)
         logits[: self._num_shared] = row[: self._num_shared]
         is_banned = logits == -np.inf
@@ -131,9 +131,9 @@ class Processors:
 
 
 class HostRows:
-    """Rows of ``processed_logits`` that the host changes: on the CPU the memory itself, else a copy that goes back.
+    """Rows of ``processed_logits`` that the host changes: on the CPU the memory itself, else a copy.
 
-    They are ``source`` of the binding that made them.
+    They are read from tensor ``source`` of binding ``maker``.
     """
 
     def __init__(self, maker: Binding, source: str, output: Binding) -> None:
@@ -144,7 +144,7 @@ class HostRows:
         return self._maker.memory[self._source].shape[1]
 
     def read(self, rows: int) -> Array:
-        """[rows, V] f32"""
+        """The first rows, to be changed in place. [rows, V] f32"""
         found = self._maker.read(self._source)[0][:rows]
         if self._output.is_async:
             return found.copy()
@@ -154,13 +154,13 @@ class HostRows:
         return logits
 
     def write(self, logits: Array) -> None:
-        """What was ``read``, changed."""
+        """Write back the changed rows that ``read`` returned."""
         if self._output.is_async:
             self._output.write(PROCESSED_LOGITS, logits)
 
 
 class Processing:
-    """Penalties, processors and grammar of one generation, in turn; ``replaced`` is what the next sampler reads."""
+    """Penalties, processors and grammar of one generation, in turn. ``replaced`` is the next sampler's input."""
 
     def __init__(
         self,
@@ -185,9 +185,9 @@ class Processing:
             self.replaced = {LOGITS: samplers.memory[PROCESSED_LOGITS]}
 
     def run(self, width: int, rows: int, committed: Sequence[int], ahead: Sequence[int], drafted: Sequence[int]) -> int:
-        """Process ``rows`` rows: the first follows ``committed`` and ``ahead``, each next one a drafted id more.
+        """Process ``rows`` rows. The first follows ``committed`` and ``ahead``, each next one a drafted id more.
 
-        Returns how many have an id left before the first that has none.
+        Returns the number of rows before the first in which no id is allowed.
         """
         if self._penalties is not None:
             self._penalties.run(width, rows, committed, ahead)

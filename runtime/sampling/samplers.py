@@ -1,4 +1,4 @@
-"""The samplers of one model at work: graphs loaded when first needed, opened on the buffers of a slot."""
+"""The samplers of one model: graphs are loaded when first needed and opened on the buffers of a slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specrt.engines.samplers import (
 )
 from specrt.runtime.settings import Settings
 
-_FILTERS = (FILTER, FILTER_WIDE, NUCLEUS)  # each takes the rows that the one before it could not
+_FILTERS = (FILTER, FILTER_WIDE, NUCLEUS)  # each handles the rows that the previous one could not
 
 
 class SamplerEngines:
@@ -43,10 +43,9 @@ class SamplerEngines:
 
 
 class SlotSamplers:
-    """The samplers of one slot. Every tensor name is one buffer: what a sampler leaves in it is what the next one
-    reads.
+    """The samplers of one slot. Each tensor name is one buffer, through which a sampler passes its result to the next.
 
-    ``model`` is the binding whose passes they verify. ``host`` holds what the host writes, of all samplers together.
+    ``model`` is the binding whose passes they verify. ``host`` holds the tensors that the host writes, of all samplers.
     """
 
     def __init__(self, engines: SamplerEngines, model: Binding) -> None:
@@ -59,7 +58,7 @@ class SlotSamplers:
         self._writers: dict[str, Binding] = {}
 
     def sampler(self, name: str, variant: str = "", replaced: Mapping[str, Memory] | None = None) -> Binding:
-        """Sampler ``name``, opened once for each ``variant``, whose tensors in ``replaced`` are in other memory."""
+        """Sampler ``name``, opened once for each ``variant``. Tensors in ``replaced`` use that memory instead."""
         key = (name, variant)
         if key not in self._bindings:
             binding = self._engines.open(name, {**self.memory, **(replaced or {})})
@@ -73,7 +72,7 @@ class SlotSamplers:
         return self._bindings[key]
 
     def write(self, values: Mapping[str, float]) -> None:
-        """Fill tensors that the host writes, for passes from here on."""
+        """Fill tensors that the host writes. Takes effect from the next pass on."""
         for name, value in values.items():
             self.host[name][:] = value
             self._writers[name].upload(name)
@@ -85,11 +84,11 @@ class SlotSamplers:
 
 
 class Warp:
-    """Logits to probabilities by the temperature and filters of ``settings``: softmax, or filters.
+    """Logits to probabilities with the temperature and filters of ``settings``: softmax, or filters.
 
-    Filters sort only the most likely ids. Where the nucleus is larger, the next one sorts more, and the last finds its
-    threshold without a sort; rows that fitted come out of it with the same bits. All are opened here, none in a round.
-    On a device nobody looks whether the nucleus is larger, since that would be to wait: the first and the last run.
+    Filters sort only the most likely ids. If the nucleus is larger, the next filter sorts more, and the last one finds
+    the threshold without sorting; it returns the same bits for rows that were complete. All are opened here, none in a
+    round. On a device the first and the last always run: checking whether the nucleus is larger would be a wait.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Warp:
             samplers.write({TOP_K: settings.top_k, TOP_P: settings.top_p, MIN_P: settings.min_p})
 
     def write(self, probs: Array) -> None:
-        """Take probabilities [R, V] f32 for those of a run."""
+        """Set the probabilities [R, V] f32, instead of a run."""
         self._bindings[0].write(PROBS, probs)
 
     def run(self, width: int, rows: int) -> None:

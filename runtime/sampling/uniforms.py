@@ -1,8 +1,8 @@
-"""The random numbers of a generation: Philox counters, so that a draw depends on its key and on nothing drawn before.
+"""The random numbers of a generation. They use Philox counters, so a draw depends only on its key.
 
 ``match`` keys its draws by the absolute position of the token. Draft draws and decisions of ``block`` are keyed by the
-*round* (the number of committed tokens at its start): ``block`` looks at drafted ids beyond those it accepts, and
-drawing again at the same position with the same numbers would bias the text.
+*round* (the number of committed tokens at its start): ``block`` uses drafted ids beyond the accepted ones, so drawing
+again at the same position with the same numbers would bias the text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Uniforms:
         self._seed = seed
 
     def at_positions(self, first: int, count: int) -> Array:
-        """Of the absolute positions ``first .. first + count - 1``. [count, NUM_UNIFORMS] f32"""
+        """Uniforms of the absolute positions ``first .. first + count - 1``. [count, NUM_UNIFORMS] f32"""
         return self._rows(POSITION, (first, 0), count)
 
     def of_round(self, stream: int, num_committed: int, count: int) -> Array:
-        """Of the round that began with ``num_committed`` tokens, on DRAFT or VERIFY. [count, NUM_UNIFORMS] f32"""
+        """Uniforms of the round at ``num_committed`` tokens, of DRAFT or VERIFY. [count, NUM_UNIFORMS] f32"""
         return self._rows(stream, (0, num_committed), count)
 
     def _rows(self, stream: int, counter: tuple[int, int], count: int) -> Array:

@@ -20,12 +20,12 @@ from jinja2.utils import Namespace
 from specrt.engines.errors import UsageError, one_line
 from specrt.runtime.text.messages import REASONING, ChatOptions, checked_message
 
-DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives to templates of a model that has several
-_MARK = "CONTINUED_MESSAGE_ENDS_HERE "  # with a space, so that a template that strips the message can be noticed
+DEFAULT, TOOL_USE = "default", "tool_use"  # transformers' names for the templates of a model with several
+_MARK = "CONTINUED_MESSAGE_ENDS_HERE "  # ends with a space, to detect templates that strip the message
 
 
 class ChatTemplates:
-    """The chat templates of a bundle, by name (most models have ``default`` only), and the variables they all see.
+    """The chat templates of a bundle, by name (most models have ``default`` only), and their common variables.
 
     ``variables`` is the tokenizer's map of special tokens: ``bos_token``, ``pad_token`` and so on.
     """
@@ -34,14 +34,14 @@ class ChatTemplates:
         self._sources, self._variables = dict(sources), dict(variables)
 
     def render(self, messages: Sequence[Any], options: ChatOptions) -> str:
-        """The text of ``messages``. Raises ``UsageError``, also for whatever the template raises."""
+        """The text of ``messages``. Raises ``UsageError``, also for any error that the template raises."""
         chat = [checked_message(item, index) for index, item in enumerate(messages)]
         source = self.source(options)
         mark = _mark_end(chat, options.continued_field, source) if options.continued_field else None
         variables = {**self._variables, **options.variables, "messages": chat}
         try:
             text = compiled_template(source).render(variables)
-        except Exception as error:  # a template is foreign code and may raise anything
+        except Exception as error:  # a template is third-party code and may raise any error
             reason = one_line(error, limit=1000)
             raise UsageError(
                 f"chat template: {reason} ({type(error).__name__}); change the messages, or pass plain text (--raw)"
@@ -54,7 +54,7 @@ class ChatTemplates:
         return text if mark is None else _cut_at_mark(text, mark)
 
     def source(self, options: ChatOptions) -> str:
-        """The template that ``options`` choose: by name, else ``tool_use`` where there are tools, else ``default``."""
+        """The template that ``options`` select: by name, else ``tool_use`` if tools are given, else ``default``."""
         name = options.chat_template_name
         if name is None:
             name = TOOL_USE if options.variables["tools"] is not None and TOOL_USE in self._sources else DEFAULT
@@ -70,7 +70,7 @@ class ChatTemplates:
 
 
 def _mark_end(chat: list[dict[str, Any]], field: str, source: str) -> str:
-    """Put the mark behind the last message's ``field``, reasoning under each of its names; return its text."""
+    """Append the marker to the last message's ``field`` (reasoning: under each of its names); return its text."""
     value = chat[-1].get(field)
     if value is None:
         raise UsageError(
@@ -92,7 +92,7 @@ def _mark_end(chat: list[dict[str, Any]], field: str, source: str) -> str:
 
 
 def _cut_at_mark(text: str, continued: str) -> str:
-    """``text`` up to the end of what is continued, without the space that the template stripped from its end."""
+    """``text`` up to the end of the continued message, without trailing space if the template strips it."""
     mark = _MARK.strip()
     if continued.strip() not in text or mark not in text:
         raise UsageError(
@@ -104,7 +104,7 @@ def _cut_at_mark(text: str, continued: str) -> str:
 
 
 class _GenerationBlocks(Extension):
-    """``{% generation %}`` marks the assistant's text for training; here it renders its body, in a scope of its own."""
+    """``{% generation %}`` marks the assistant's text for training. Here it renders its body, in a separate scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -118,7 +118,7 @@ class _GenerationBlocks(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """``namespace()`` without attributes that begin with an underscore: they lead into Python's own objects."""
+    """``namespace()`` without attributes that begin with an underscore, which give access to Python internals."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # as in jinja2: ``self`` is a name like any other
         self, *rest = args
@@ -138,7 +138,7 @@ def _check_attribute(name: Any) -> None:
 
 
 class _PlainDict:
-    """``dict()`` and ``dict.fromkeys``, and nothing else of the class."""
+    """``dict()`` and ``dict.fromkeys``, without the rest of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -159,7 +159,7 @@ def _to_json(
 
 @lru_cache
 def compiled_template(source: str) -> Template:
-    """A chat template in the sandbox, with the settings, the filter and the functions that transformers gives it."""
+    """A chat template in the sandbox, with the same settings, filter and functions as in transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, "jinja2.ext.loopcontrols"]
     )

@@ -1,4 +1,4 @@
-"""Prompts to token ids and back: one encode function, one decode function, and a stream that equals decode."""
+"""Prompts to token ids and back: one encode function, one decode function, and a stream with the same text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 class TextCodec:
     """The target's tokenizer and chat templates. Valid ids are below ``vocab_size``, the number of logits.
 
-    ``templates`` holds them by name, or is the only one; ``names`` are the special tokens that templates may name, such
-    as ``bos_token``. With ``clean_up_spaces`` the text is cleaned as transformers cleans that of WordPiece tokenizers.
-    Raises ``UnsupportedModelError`` for a tokenizer whose decoder cannot be streamed.
+    ``templates`` holds the chat templates by name, or is the only one. ``names`` are the special tokens that templates
+    may use, such as ``bos_token``. With ``clean_up_spaces`` the text is cleaned as transformers does for WordPiece
+    tokenizers. Raises ``UnsupportedModelError`` for a tokenizer whose decoder cannot be streamed.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class TextCodec:
             for name, file in entry.templates.items():
                 path = bundle / file
                 templates[name] = path.read_text(encoding="utf-8")
-        except Exception as error:  # the binding of tokenizers raises the bare class
+        except Exception as error:  # tokenizers raises plain Exception
             raise BundleError(f"{path}: cannot be read ({error}); export the bundle again") from error
         return cls(tokenizer, vocab_size, templates, entry.special_tokens, entry.clean_up_spaces)
 
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
-        """The token ids of a prompt, at least one; every path of specrt encodes here.
+        """The token ids of a prompt, at least one. All of specrt encodes with this function.
 
-        A string gets the tokenizer's own special tokens. Messages go through the chat template as ``chat`` says, and
-        get no special tokens beyond those that the template writes. Ids are taken as they are. As in transformers,
+        A string gets the tokenizer's special tokens. Messages go through the chat template with options ``chat``, and
+        get no special tokens beyond those that the template writes. Ids are used unchanged. As in transformers,
         special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
-        prompt, one of another shape, ids outside the vocabulary, and options of a chat template where none is used.
+        prompt, a wrong type, ids outside the vocabulary, and chat template options if the prompt is not messages.
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
         is_chat = not isinstance(prompt, str) and any(map(is_message, prompt))
         if chat is not None and chat.given and not is_chat:
-            raise UsageError(f"{chat.given}: it is for lists of messages, got a prompt that is none; leave it out")
+            raise UsageError(f"{chat.given}: only for lists of messages, got another kind of prompt; leave it out")
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):
@@ -91,14 +91,14 @@ class TextCodec:
         return list(map(int, ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` without special tokens; ids that only pad the vocabulary have no text."""
+        """The text of ``ids`` without special tokens. Ids that pad the vocabulary have no text."""
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
         for old, new in CLEANUP if self._cleans_up else ():
             text = text.replace(old, new)
         return text
 
     def stream(self, visible: Collection[str] = ()) -> TextStream:
-        """A new stream, for the ids of one output. Special tokens have no text, but for those that are ``visible``."""
+        """A new stream, for the ids of one output. Only the ``visible`` special tokens have text."""
         hidden = self._special.difference(visible)
 
         def token_of(token_id: int) -> str | None:
@@ -107,7 +107,7 @@ class TextCodec:
         return TextStream(token_of, [make() for make in self._stage_makers])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, in UTF-8: a special token its name, part of a character its bytes."""
+        """The text of one token in UTF-8: for a special token its name, for a part of a character its bytes."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -116,32 +116,32 @@ class TextCodec:
         if (data := bytes_of_token(token, self._stage_makers)) is not None:
             return data
         alone, twice = self.decode([token_id]), self.decode([token_id] * 2)
-        return (twice.removeprefix(alone) or alone).encode()  # the first of a text may lose its space
+        return (twice.removeprefix(alone) or alone).encode()  # the first token of a text may lose its space
 
     @property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that have no text, by name."""
+        """Ids of the special tokens, which have no text, by name."""
         return {t.content: i for i, t in self._tokenizer.get_added_tokens_decoder().items() if t.special}
 
     @property
     def is_joined(self) -> bool:
-        """Whether a text is the bytes of its tokens one after the other, a space at its beginning aside."""
+        """Whether a text is the bytes of its tokens, joined, except for a space at its start."""
         if self._cleans_up or self._tokenizer.decoder is None:
             return False
         spec = json.loads(self._tokenizer.decoder.__getstate__())
         return not {part["type"] for part in spec.get("decoders", [spec])} & {"WordPiece", "BPEDecoder"}
 
     def ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text, none for an empty one. Raises ``UsageError`` for half a surrogate pair."""
+        """The ids of a text, none for an empty one. Raises ``UsageError`` for an unpaired surrogate."""
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError as error:
             raise UsageError("prompt: got half a surrogate pair, expected Unicode text; read it as UTF-8") from error
 
     def render(self, messages: Sequence[Any], chat: ChatOptions | None = None) -> str:
-        """What ``apply_chat_template`` of transformers makes of ``messages``, by default with a generation prompt."""
+        """The text of ``messages`` as of transformers' ``apply_chat_template``, by default with a generation prompt."""
         return self._templates.render(messages, chat or ChatOptions())
 
     def template(self, chat: ChatOptions) -> str:
-        """The source of the chat template that ``chat`` chooses. Raises ``UsageError`` where there is none."""
+        """The source of the chat template that ``chat`` selects. Raises ``UsageError`` if there is none."""
         return self._templates.source(chat)

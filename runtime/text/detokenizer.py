@@ -1,6 +1,7 @@
-"""Token ids to text one by one: each decoder of ``tokenizers`` as a state machine of constant cost a token.
+"""Token ids to text one by one: each decoder of ``tokenizers`` as a state machine with constant cost per token.
 
-Decoding a window of the last ids would be simpler and wrong: with byte fallback a bad byte spoils good ones before it.
+Decoding a window of the last ids would be simpler but wrong: with byte fallback, an invalid byte also changes the text
+of valid bytes before it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Text of ids that come one by one: the joined pushes and the flush equal ``TextCodec.decode`` of all the ids.
+    """Text of ids that come one by one. All pushes and the flush, joined, equal ``TextCodec.decode`` of all ids.
 
-    A push costs the same however long the text is and never returns part of a character: the bytes of an unfinished
-    one are held. With byte fallback, a run of byte tokens is held until it ends or breaks: one bad byte spoils it all.
+    The cost of a push does not depend on the length of the text. A push never returns part of a character: the bytes
+    of an incomplete one are held. With byte fallback, a run of byte tokens is held until it ends or is invalid, since
+    one invalid byte makes the whole run invalid.
     """
 
     def __init__(self, token_of: Callable[[int], str | None], stages: Sequence[Stage]) -> None:
         self._token_of, self._stages = token_of, stages
 
     def push(self, token_id: int) -> str:
-        """The text that ``token_id`` makes final."""
+        """Add a token; return the text that becomes final."""
         token = self._token_of(token_id)
         return "" if token is None else self._feed(0, (token,))
 
     def flush(self) -> str:
-        """The text still held; ends the stream."""
+        """End the stream; return the text still held."""
         return "".join(self._feed(index + 1, stage.close()) for index, stage in enumerate(self._stages))
 
     def _feed(self, first: int, tokens: Iterable[str]) -> str:
@@ -45,7 +47,7 @@ class TextStream:
 
 
 class Stage:
-    """A decoder of ``tokenizers`` as a state machine: tokens in, final tokens out. This one maps them one by one."""
+    """A decoder of ``tokenizers`` as a state machine: tokens in, final tokens out. The base class maps each token."""
 
     def __init__(self, rest: Callable[[str], str] = str, first: Callable[[str], str] | None = None) -> None:
         self._map, self._rest = first or rest, rest
@@ -59,7 +61,7 @@ class Stage:
 
 
 class _StripStart(Stage):
-    """``Strip`` at the start of text that is one token (after ``Fuse``) and comes in pieces."""
+    """``Strip`` at the start of a text that is one token (after ``Fuse``) and comes in pieces."""
 
     def __init__(self, part: Mapping[str, Any]) -> None:
         self._content, self._left = part["content"], part["start"]
@@ -102,9 +104,9 @@ class _ByteFallback(Stage):
         match = self._BYTE.fullmatch(token)
         if match is None:
             return (*self.close(), token)
-        return (REPLACEMENT,) if self._broken else self._judge(bytes((int(match[1], 16),)))
+        return (REPLACEMENT,) if self._broken else self._decoded(bytes((int(match[1], 16),)))
 
-    def _judge(self, data: bytes, final: bool = False) -> tuple[str, ...]:
+    def _decoded(self, data: bytes, final: bool = False) -> tuple[str, ...]:
         self._run += data
         try:
             self._utf8.decode(data, final)
@@ -114,13 +116,13 @@ class _ByteFallback(Stage):
         return (self._run.decode(),) if final and self._run else ()
 
     def close(self) -> tuple[str, ...]:
-        tokens = () if self._broken else self._judge(b"", final=True)
+        tokens = () if self._broken else self._decoded(b"", final=True)
         _ByteFallback.__init__(self)
         return tokens
 
 
 class _SuffixedWords(Stage):
-    """``BPEDecoder``: the suffix of a token becomes a space, and nothing at the end of all: one token is held."""
+    """``BPEDecoder``: a token's suffix becomes a space, or is dropped at the end of the text: one token is held."""
 
     def __init__(self, part: Mapping[str, Any]) -> None:
         self._suffix, self._held = part["suffix"], list[str]()
@@ -135,7 +137,7 @@ class _SuffixedWords(Stage):
 
 
 class _Substitution(Stage):
-    """``str.replace`` on text that comes in pieces: the end is held while it may begin an occurrence."""
+    """``str.replace`` on text that comes in pieces. The end is held while it may be the start of an occurrence."""
 
     def __init__(self, old: str, new: str) -> None:
         self._old, self._new, self._held = old, new, ""
@@ -151,8 +153,7 @@ class _Substitution(Stage):
         return (self._held,)
 
 
-# What transformers replaces in the text of tokenizers that are not BPE, where their ``clean_up_tokenization_spaces`` is
-# set. In this order.
+# Replacements of transformers' ``clean_up_tokenization_spaces`` in order, for tokenizers other than BPE.
 CLEANUP = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -161,7 +162,7 @@ CLEANUP = (
 
 
 def _mapped(part: Mapping[str, Any]) -> Stage:
-    """A stage that asks ``tokenizers`` itself; some decoders treat the first token in another way."""
+    """A stage that calls ``tokenizers`` itself. Some decoders treat the first token differently."""
     decoder = decoders.Fuse()
     decoder.__setstate__(json.dumps(part).encode())
     before = [""] if part["type"] in ("Metaspace", "WordPiece") else []
@@ -178,7 +179,7 @@ _STAGES: dict[str, Callable[[Mapping[str, Any]], Stage]] = {
 
 
 def stage_makers(tokenizer: Tokenizer, clean_up_spaces: bool = False) -> list[Callable[[], Stage]]:
-    """A maker for each part of the tokenizer's decoder; from ``ByteLevel`` or ``Fuse`` on, a part sees all the text.
+    """A factory for each part of the tokenizer's decoder. From ``ByteLevel`` or ``Fuse`` on, parts see joined text.
 
     ``clean_up_spaces`` adds ``CLEANUP``. Raises ``UnsupportedModelError`` for a part that cannot be streamed.
     """
@@ -199,7 +200,7 @@ def stage_makers(tokenizer: Tokenizer, clean_up_spaces: bool = False) -> list[Ca
 
 
 def bytes_of_token(token: str, makers: Sequence[Callable[[], Stage]]) -> bytes | None:
-    """The bytes that a token stands for where a decoder of these parts spells text in bytes; else None."""
+    """The bytes of a token, if a decoder of these parts encodes text in bytes; else None."""
     if match := _ByteFallback._BYTE.fullmatch(token):
         return bytes((int(match[1], 16),))
     if any(isinstance(make(), _ByteLevel) for make in makers) and _BYTE_OF_CHAR.keys() >= set(token):

@@ -1,4 +1,4 @@
-"""Chat messages and what a caller gives to a chat template, checked and made of plain data."""
+"""Chat messages and chat template options, checked and converted to plain data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import numpy as np
 from specrt.engines.errors import UsageError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names under which templates read it
-# What a template gets under these names, the caller gives by an option of its own.
+# Variables of a template that have their own options.
 _OWN_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_name")
 _DEFAULTS: dict[str, Any] = {"documents": None}
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """How messages become text. Raises ``UsageError`` for what does not fit.
+    """How messages become text. Raises ``UsageError`` for a wrong value or combination.
 
-    * ``chat_template_kwargs``: variables of the template, as the keyword arguments of transformers'
-      ``apply_chat_template`` are; the options below may be given in it too.
+    * ``chat_template_kwargs``: variables of the template, like the keyword arguments of transformers'
+      ``apply_chat_template``. The options below may also be given in it.
     * ``tools``: JSON schemas of functions.
     * ``add_generation_prompt``: end with the beginning of an answer; by default unless a message is continued.
     * ``continue_final_message``: leave the last message open, or the field of it that is named.
@@ -66,13 +66,13 @@ class ChatOptions:
 
     @property
     def continued_field(self) -> str:
-        """The field of the last message that is left open, or nothing."""
+        """The field of the last message that is left open; empty if none is."""
         continued = self.continue_final_message
         return continued if isinstance(continued, str) else "content" if continued else ""
 
     @property
     def given(self) -> str | None:
-        """The first option that was given, None without any."""
+        """The first option that was given; None if none was."""
         names = [f.name for f in dataclasses.fields(self) if f.init and getattr(self, f.name) not in (None, False)]
         return names[0] if names else None
 
@@ -99,20 +99,20 @@ def _checked_dicts(name: str, value: Any, kind: str) -> list[Any] | None:
     if value is None:
         return None
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise UsageError(f"{name}: got {short_repr(value)}, expected a list of {kind}; put one alone into brackets")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected a list of {kind}; put a single one in brackets")
     if wrong := [item for item in value if not isinstance(item, Mapping)]:
         raise UsageError(f"{name}: got {short_repr(wrong[0])} in the list, expected {kind}")
     return [_plain_variable(name, item) for item in value]
 
 
 def is_message(item: Any) -> bool:
-    """Whether ``item`` may be a message: a mapping, or an object that ``plain`` makes one."""
+    """Whether ``item`` may be a message: a mapping, or an object that ``plain`` converts to one."""
     is_object = dataclasses.is_dataclass(item) and not isinstance(item, type)
     return isinstance(item, Mapping) or is_object or callable(getattr(item, "model_dump", None))
 
 
 def checked_message(item: Any, index: int) -> dict[str, Any]:
-    """A message as plain data, without keys of value None; reasoning under each name that templates read."""
+    """A message as plain data, without keys of value None, and with reasoning under each name that templates read."""
     try:
         message = {key: value for key, value in plain(item).items() if value is not None}
         bodies = [message[name] for name in ("content", "tool_calls", *REASONING) if name in message]
@@ -130,10 +130,10 @@ def checked_message(item: Any, index: int) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` of scalars, lists, tuples and dicts alone, which have no methods that write or run something.
+    """``value`` as scalars, lists, tuples and dicts only, which have no methods that write or run something.
 
-    Dataclasses and objects with ``model_dump``, such as the messages of other libraries, become dicts, numpy's scalars
-    Python's. Raises ``TypeError`` for all else.
+    Dataclasses and objects with ``model_dump``, such as the messages of other libraries, become dicts, and numpy
+    scalars become Python numbers. Raises ``TypeError`` for other types.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -155,7 +155,7 @@ def plain(value: Any) -> Any:
     raise TypeError(f"got {type(value).__name__}, which a chat template cannot see")
 
 
-# How an object of a subclass becomes one of the class: an enum of strings, say.
+# Converts an object of a subclass, such as an enum of strings, to the class itself.
 _SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, str.__str__),
     (int, int.__int__),

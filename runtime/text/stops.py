@@ -1,4 +1,4 @@
-"""Stop strings: the text of one output, cut where the first of them begins, however the text came in tokens."""
+"""Stop strings: the text of one output, cut where the first of them begins, for any division into tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP_KINDS = "a string or a list of strings"
 
 
 def checked_stops(stops: str | Sequence[str]) -> tuple[str, ...]:
-    """The stop strings in a tuple; a string alone is one of them. Raises ``UsageError`` for all else and empty ones."""
+    """The stop strings as a tuple; a single string is allowed. Raises ``UsageError`` for empty ones and other types."""
     if isinstance(stops, str):
         stops = (stops,)
     if isinstance(stops, bytes | bytearray | memoryview) or not isinstance(stops, Sequence):
@@ -27,8 +27,8 @@ def checked_stops(stops: str | Sequence[str]) -> tuple[str, ...]:
 class StopWatch:
     """Text of one output as it becomes final, cut at the first stop string.
 
-    First is the one whose end comes first, of those that end at one place the longest; it and all after it are not in
-    the text. The end of the text is held back while a stop string may begin there. Raises ``UsageError`` as
+    The first is the one that ends first; of those that end at the same place it is the longest. The text ends before
+    it. The end of the text is held back while a stop string may begin there. Raises ``UsageError`` as
     ``checked_stops`` does.
     """
 
@@ -43,8 +43,8 @@ class StopWatch:
     def push(self, token_id: int, may_stop: bool = True) -> bool:
         """Add a token; True when it completes a stop string.
 
-        Without ``may_stop`` no stop string counts whose last character this token makes final. One that counts may
-        begin in such text. Raises ``ValueError`` after a match and after ``end``.
+        Without ``may_stop``, stop strings that end in the text made final by this token are ignored. A later match may
+        still begin in it. Raises ``ValueError`` after a match and after ``end``.
         """
         if self._ended:
             raise ValueError("the text has ended, it takes no more tokens; make a new StopWatch for another output")
@@ -52,15 +52,15 @@ class StopWatch:
         return self._advance(self._stream.push(token_id))
 
     def take(self) -> str:
-        """The text that is final, cannot be part of a stop string any more, and was not taken before."""
+        """The text that is final, can no longer be part of a stop string, and was not taken before."""
         text = "".join(self._released)
         self._released.clear()
         return text
 
     def end(self) -> None:
-        """No more tokens come: all text is final. After a match, nothing more is read from the stream.
+        """End the text: all of it is final. After a match, nothing more is read from the stream.
 
-        A stop string may be completed here and then is ``matched``, unless the last token was one without ``may_stop``.
+        A stop string that is completed here is ``matched``, unless the last token was pushed without ``may_stop``.
         """
         if not self._ended:
             self._advance(self._stream.flush())
@@ -85,16 +85,16 @@ class StopWatch:
 
 
 class _Prefix:
-    """A state of the automaton of Aho and Corasick (1975): the longest end of the text that begins a stop string."""
+    """A state of the Aho-Corasick automaton (1975): the longest suffix of the text that begins a stop string."""
 
     def __init__(self, num_chars: int = 0) -> None:
         self.longer: dict[str, _Prefix] = {}  # by the next character
-        self.shorter: _Prefix | None = None  # the next longest end of the text that begins a stop string
+        self.shorter: _Prefix | None = None  # the next longest such suffix
         self.stop: str | None = None  # the longest stop string that ends here
-        self.num_held = num_chars  # of the longest end that begins a stop string and is not all of it
+        self.num_held = num_chars  # length of the longest suffix that begins a stop string without completing it
 
     def then(self, char: str) -> _Prefix:
-        """The state after another character. Walks back no further than the states before went forward."""
+        """The state after another character. Its amortized cost is constant."""
         prefix = self
         while char not in prefix.longer:
             if prefix.shorter is None:
@@ -104,7 +104,7 @@ class _Prefix:
 
 
 def _automaton(stops: Sequence[str]) -> _Prefix:
-    """The state for empty text, from which all others are reached."""
+    """The state for empty text, which leads to all others."""
     root = _Prefix()
     for stop in stops:
         prefix = root
@@ -112,7 +112,7 @@ def _automaton(stops: Sequence[str]) -> _Prefix:
             prefix = prefix.longer.setdefault(char, _Prefix(num_chars))
         prefix.stop = stop
     states = [root]
-    for state in states:  # grows: the shorter ones come first
+    for state in states:  # grows during the loop, shorter prefixes first
         for char, prefix in state.longer.items():
             prefix.shorter = shorter = root if state.shorter is None else state.shorter.then(char)
             prefix.stop = prefix.stop or shorter.stop

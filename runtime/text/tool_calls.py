@@ -1,4 +1,4 @@
-"""Grammars that force a tool call, in the formats of model families."""
+"""Grammars that force a tool call, in the formats of several model families."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def tool_call_grammar(
 ) -> str:
     """A Lark grammar (option ``grammar``) of one call: of tool ``name``, or of any of ``tools``.
 
-    ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as chat templates take them, ``special_tokens`` those
-    of the tokenizer (``TextCodec.special_tokens``): marks that are special tokens are generated as such, so make them
-    visible (``visible_special_tokens``) to find them in the text. Raises ``UsageError`` for another form, for a tool
-    without a name, and for a ``name`` that no tool has.
+    ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as for chat templates, ``special_tokens`` those of
+    the tokenizer (``TextCodec.special_tokens``). Markers that are special tokens are generated as such; with option
+    ``visible_special_tokens`` they are part of the text. Raises ``UsageError`` for another form, for a tool without a
+    name, and for a ``name`` that no tool has.
     """
     if form not in FORMS:
         raise UsageError(f"tool call format: got {form!r}, expected one of {', '.join(FORMS)}")
@@ -48,7 +48,7 @@ def _mark(mark: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def _object(function: _Function, key: str) -> str:
-    """As ``json.dumps`` spaces it, like chat templates."""
+    """With the spaces of ``json.dumps``, as in chat templates."""
     name, rule = function
     begin = f'{{"name": {json.dumps(name)}, "{key}": '
     return f"{_text(begin)} {rule} {_text('}')}"
@@ -61,14 +61,14 @@ def _hermes(function: _Function, special_tokens: Mapping[str, int]) -> str:
 
 
 def _mistral(function: _Function, special_tokens: Mapping[str, int]) -> str:
-    """Newer ones, which have a token ``[ARGS]``, write a name and arguments."""
+    """Newer models have a token ``[ARGS]`` between name and arguments."""
     begin = _mark("[TOOL_CALLS]", special_tokens)
     if "[ARGS]" in special_tokens:
         return f"{begin} {_text(function[0])} {_mark('[ARGS]', special_tokens)} {function[1]}"
     return f"{begin} {_text('[')} {_object(function, 'arguments')} {_text(']')}"
 
 
-# By the names of the formats: how a call is written
+# By format: the rule of a call
 FORMS: Mapping[str, Callable[[_Function, Mapping[str, int]], str]] = {
     "hermes": _hermes,
     "mistral": _mistral,

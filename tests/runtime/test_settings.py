@@ -46,7 +46,7 @@ def test_what_leaves_one_id_is_greedy(options: dict[str, Any], reason: str) -> N
     shown = settings.as_dict()
     assert settings.is_greedy
     assert (settings.temperature, settings.filters, settings.rule, settings.seed) == (0, False, "match", None)
-    assert (shown["temperature"]["source"], shown["rule"]["source"]) == (reason, "both rules are one when greedy")
+    assert (shown["temperature"]["source"], shown["rule"]["source"]) == (reason, "both rules are the same when greedy")
 
 
 @pytest.mark.parametrize(

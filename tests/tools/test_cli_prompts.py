@@ -72,7 +72,7 @@ def test_a_bundle_without_a_template_takes_plain_text(plain_bundle: Path, runtim
     error = one_error_line(invoke("generate", plain_bundle, "--prompt", PROMPT, "--system", "Be brief."))
     assert "--system: the bundle has no chat template" in error
     error = one_error_line(invoke("generate", plain_bundle, "--prompt", PROMPT, "--chat-template-kwargs", '{"x": 1}'))
-    assert "chat_template_kwargs: it is for lists of messages" in error
+    assert "chat_template_kwargs: only for lists of messages" in error
 
 
 def test_a_system_message_goes_before_the_prompt(tiny_bundle: Path, runtime: Runtime, tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "raw with messages": (["--messages", "m.json", "--raw"], "--raw: got --messages too"),
     "raw with variables": (
         ["--prompt", "a", "--raw", "--chat-template-kwargs", '{"x": 1}'],
-        "chat_template_kwargs: it",
+        "chat_template_kwargs: only",
     ),
-    "raw with a name": (["--prompt", "a", "--raw", "--chat-template-name", "x"], "chat_template_name: it is for lists"),
+    "raw with a name": (["--prompt", "a", "--raw", "--chat-template-name", "x"], "chat_template_name: only for lists"),
     "an unknown name": (["--prompt", "a", "--chat-template-name", "x"], "got 'x'; expected one of default"),
     "no JSON": (["--prompt", "a", "--chat-template-kwargs", "{x}"], "--chat-template-kwargs: not JSON ("),
     "a list": (["--prompt", "a", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs: got list, expected an"),

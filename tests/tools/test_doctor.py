@@ -83,10 +83,10 @@ def test_running_on_a_gpu_needs_gpu_driver_and_libraries(monkeypatch: pytest.Mon
     assert found()[1] == (True, "", None)
 
     def lacks() -> None:
-        raise BackendError(f"device cuda: asked for CUDA, got CPU; a library of cuDNN is missing; {fix}")
+        raise BackendError(f"device cuda: expected CUDA, got CPU; a library of cuDNN is missing; {fix}")
 
     monkeypatch.setattr("specrt.engines.ort.cuda.check_provider", lacks)
-    assert found()[0] == (False, "asked for CUDA, got CPU; a library of cuDNN is missing", fix)
+    assert found()[0] == (False, "expected CUDA, got CPU; a library of cuDNN is missing", fix)
     monkeypatch.setattr("specrt.engines.ort.cuda.check_provider", lambda: None)
     assert found()[0] == (True, "", None)
 

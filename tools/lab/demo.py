@@ -38,7 +38,7 @@ def run(*arguments: str) -> None:
 
 
 def is_exported(bundle: Path) -> bool:
-    """Whether a bundle of an earlier demo is there."""
+    """Whether the bundle of an earlier demo exists."""
     try:
         return manifest_from_bundle(bundle).draft.shares_kv
     except SpecrtError:
@@ -68,7 +68,7 @@ def main() -> None:
     with shown_progress() as progress:
         model = fetch(MODEL, progress=progress)
     if is_exported(bundle):
-        console.print(f"{bundle}: a bundle is there already, so the export is skipped")
+        console.print(f"{bundle}: this bundle exists, so the export is skipped")
     else:
         run("export", str(model), "--draft", "self:int4", "--output", str(bundle), "--force")
     run("generate", str(bundle), "--prompt", PROMPT, "--max-new-tokens", "64", "--stats")

@@ -1,8 +1,8 @@
 """``python -m specrt.tools.lab.gpu_rounds BUNDLE``: the time of a round on a GPU, and the host's share of it.
 
-Measures plain decoding, the bundle's own drafts at each K, and v(M) of bare target passes. ``host`` is the time that a
-round spends outside of waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of
-bindings without a wait in between. Where it is longer than a pass, the GPU idles.
+Measures plain decoding, the bundle's own drafts at each K, and v(M) of bare target passes. ``host`` is the time of a
+round without waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings without
+a wait in between. If it is longer than a pass, the GPU idles.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Figures:
-    """One way to decode: times in ms per round; ``launch_us`` is the median between two runs without a wait."""
+    """One way to decode. Times are ms per round; ``launch_us`` is the median time between two runs without a wait."""
 
     way: str
     tokens_per_s: float
@@ -103,7 +103,7 @@ def measure_way(runtime: Runtime, slot: Slot, watch: Watch, k: int, num_tokens: 
 
 
 def measure(bundle: Path, place: dict[str, Any], num_tokens: int, progress: Progress = SILENT) -> dict[str, Any]:
-    """Figures of each way, v(M), and where it ran."""
+    """Figures of each way to decode, v(M), backend and device."""
     with specrt.load(bundle, **place) as runtime:
         manifest = runtime.manifest
         passes, draft_ms = time_passes(runtime)

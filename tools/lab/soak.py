@@ -1,7 +1,8 @@
 """A server under clients that behave badly: ``python -m specrt.tools.lab.soak BUNDLE --minutes 30``.
 
-Eight clients ask at random. Some leave, send what is no request, read slowly or ask for too much. In the end no slot
-may be lost, every text that was read to its end must be that of a run alone, and the memory must not have grown.
+Eight clients send random requests. Some disconnect, send invalid requests, read slowly or exceed limits. At the end no
+slot may be lost, every completely read text must equal that of a run without other requests, and the memory must not
+have grown.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PROMPTS = ("The quick brown fox", "def area(radius):", "In the morning the bird
 
 @dataclass
 class Report:
-    """What happened. ``rss_mb`` are samples over time, ``problems`` what must not be."""
+    """The result of a run. ``rss_mb`` are samples over time, ``problems`` are errors."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     rss_mb: list[float] = field(default_factory=list)
@@ -46,13 +47,13 @@ class Report:
 
     @property
     def growth(self) -> float:
-        """The last fifth of the samples over the second one, as means, less 1: the first is a warm-up."""
+        """Relative growth of the mean from the second to the last fifth of the samples. The first fifth is warm-up."""
         fifth = max(1, len(self.rss_mb) // 5)
         early, late = self.rss_mb[fifth : 2 * fifth] or self.rss_mb[:1], self.rss_mb[-fifth:]
         return sum(late) / len(late) / (sum(early) / len(early)) - 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For people, and for docs/serving.md."""
+        """As printed, and as quoted in docs/serving.md."""
         return {
             "outcomes": dict(sorted(self.outcomes.items())),
             "rss_mb": [round(self.rss_mb[0], 1), round(self.rss_mb[-1], 1)] if self.rss_mb else [],
@@ -64,7 +65,7 @@ class Report:
 
 
 def jobs_of(bundle: Path) -> list[Job]:
-    """Requests with the texts that the library gives alone."""
+    """Requests, each with the text that the library generates for it alone."""
     ways: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.0, "seed": 11},
@@ -82,7 +83,7 @@ def jobs_of(bundle: Path) -> list[Job]:
 
 
 def soak(bundle: Path, jobs: Sequence[Job], seconds: float, num_clients: int = 8, seed: int = 0) -> Report:
-    """Run it all on a server of its own process."""
+    """Run the clients against a server in a separate process."""
     report = Report()
     with _served(bundle, report) as server:
         end = time.monotonic() + seconds
@@ -94,7 +95,7 @@ def soak(bundle: Path, jobs: Sequence[Job], seconds: float, num_clients: int = 8
                 name = chance.choice(sorted(CLIENTS))
                 try:
                     outcome = CLIENTS[name](server, chance.choice(jobs), chance)
-                except Exception as error:  # a client of ours that fails is a finding
+                except Exception as error:  # a failing client is a finding
                     outcome = f"failed: {type(error).__name__}: {error}"
                 with lock:
                     report.outcomes[f"{name}: {outcome.partition(':')[0]}"] += 1

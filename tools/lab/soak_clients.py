@@ -1,4 +1,4 @@
-"""The clients of the soak: each is a function (server, job, chance) that returns what it met."""
+"""The clients of the soak: each is a function (server, job, chance) that returns the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUSY = (429,)
 
 @dataclass(frozen=True)
 class Job:
-    """A body for ``/v1/completions`` and the text that a run alone gives."""
+    """A body for ``/v1/completions``, and the text without other requests."""
 
     body: Mapping[str, Any]
     text: str
@@ -25,7 +25,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Server:
-    """Where it listens, and its process."""
+    """The address of a server, and its process."""
 
     host: str
     port: int
@@ -33,11 +33,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of the API."""
+        """The URL of the API."""
         return f"http://{self.host}:{self.port}"
 
     def metrics(self) -> dict[str, float]:
-        """The metrics without labels other than the model's name."""
+        """The metrics that have only the label of the model's name."""
         lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
         samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
         return {name.partition("{")[0]: float(value) for name, _, value in samples}
@@ -62,12 +62,12 @@ def slow(server: Server, job: Job, chance: random.Random) -> str:
 
 
 def leaving_stream(server: Server, job: Job, chance: random.Random) -> str:
-    """Leaves a stream after some chunks."""
+    """Disconnects from a stream after some chunks."""
     return _read(server, job, pause_s=0.0, num_lines=chance.randrange(1, 8))
 
 
 def leaving_whole(server: Server, job: Job, chance: random.Random) -> str:
-    """Leaves before an answer that is not streamed."""
+    """Disconnects before an answer that is not streamed."""
     with _connection(server) as connection:
         connection.sendall(_request({**job.body, "max_tokens": 400, "ignore_eos": True}))
         time.sleep(chance.uniform(0, 0.1))
@@ -75,7 +75,7 @@ def leaving_whole(server: Server, job: Job, chance: random.Random) -> str:
 
 
 def cut_body(server: Server, job: Job, chance: random.Random) -> str:
-    """Leaves in the middle of its own body."""
+    """Disconnects in the middle of its request body."""
     request = _request(job.body)
     with _connection(server) as connection:
         connection.sendall(request[: chance.randrange(1, len(request))])
@@ -84,7 +84,7 @@ def cut_body(server: Server, job: Job, chance: random.Random) -> str:
 
 
 def reset(server: Server, job: Job, chance: random.Random) -> str:
-    """Ends its connection with a reset while the answer comes."""
+    """Resets its connection while the answer is sent."""
     connection = _connection(server)
     connection.sendall(_request({**job.body, "stream": True}))
     time.sleep(chance.uniform(0, 0.1))
@@ -94,7 +94,7 @@ def reset(server: Server, job: Job, chance: random.Random) -> str:
 
 
 def malformed(server: Server, job: Job, chance: random.Random) -> str:
-    """Sends what is no request; it must be refused."""
+    """Sends an invalid request, which must be refused."""
     data = json.dumps(dict(job.body)).encode()
     choices = [
         data[: chance.randrange(len(data))],
@@ -110,17 +110,17 @@ def malformed(server: Server, job: Job, chance: random.Random) -> str:
 
 
 def oversized(server: Server, job: Job, chance: random.Random) -> str:
-    """Asks for more than the context, or sends more than a body may have."""
+    """Sends a prompt longer than the context, or a body that is too large."""
     text = "fox " * chance.choice((3000, 2_000_000))
     try:
         response = httpx.post(f"{server.url}/v1/completions", json={**job.body, "prompt": text}, timeout=60)
-    except httpx.TransportError:  # it hung up while the body was still on its way
+    except httpx.TransportError:  # it closed the connection while the body was being sent
         return "refused"
     return "refused" if response.status_code in (400, 413) else f"failed: status {response.status_code}"
 
 
 def asking(server: Server, job: Job, chance: random.Random) -> str:
-    """Asks for what is not a generation."""
+    """Sends a request other than a generation."""
     path = chance.choice(("/health", "/metrics", "/v1/models", "/"))
     status = httpx.get(server.url + path, timeout=60).status_code
     return "answered" if status == 200 else f"failed: status {status}"

@@ -2,8 +2,7 @@
 
 T(M) is the median time of a pass of M tokens after ``--past`` cached ones, v(M) = T(M) / T(1). Bundles are interleaved
 pass by pass. The bound of a pass is the bytes of weights it must read over the bandwidth measured in the same run.
-There is no bound where a pass is faster, because the machine was busy, or for weights that may stay in the processor's
-caches.
+No bound is shown if a pass was faster because the machine was busy, or if the weights may fit in the caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The charts of a bench, by matplotlib: as SVG whose text takes the page's colour, and as PNG on white."""
+"""The charts of a bench, with matplotlib: as SVG with text in the page's colour, and as PNG on white."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specrt.engines.storage.files import write_file
 from specrt.tools.bench.records import Bench
 from specrt.tools.bench.scores import Score
 
-INK = "#010203"  # a colour of no chart; in SVG it becomes the page's
+INK = "#010203"  # a colour that no chart uses; in SVG it is replaced by the page's
 COLOURS = ("#7c8798", "#2f7ed8", "#e8862e", "#2aa775", "#b455c4", "#c9a500", "#d6455d", "#4bb3c9", "#8a6d4f", "#5c5fc7")
 STYLE: Any = {
     "svg.fonttype": "none",
@@ -38,7 +38,7 @@ def draw_speeds(axes: Any, bench: Bench) -> None:
 
 
 def draw_categories(axes: Any, bench: Bench) -> None:
-    """Times plain by category, with 95 % intervals where there are two prompts or more."""
+    """Speed over plain by category, with 95 % intervals if there are two prompts or more."""
     rows, categories = drafting(bench), list(bench.scores[0].tokens_per_s_by_category)
     height = 0.8 / max(1, len(rows))
     for index, row in enumerate(rows):
@@ -56,7 +56,7 @@ def draw_categories(axes: Any, bench: Bench) -> None:
 
 
 def draw_positions(axes: Any, bench: Bench) -> None:
-    """The chance of each drafted token, those before it accepted."""
+    """The acceptance rate of each drafted token, given that those before it were accepted."""
     for row in drafting(bench):
         places = range(1, len(row.acceptance_by_position) + 1)
         axes.plot(places, row.acceptance_by_position, marker="o", label=row.method, color=colour(bench, row))
@@ -82,7 +82,7 @@ def draw_rounds(axes: Any, bench: Bench) -> None:
 
 
 def draw_widths(axes: Any, bench: Bench) -> None:
-    """v(M) = T(M) / T(1), and the memory's bound where there is one."""
+    """v(M) = T(M) / T(1), and the memory bound if there is one."""
     passes = bench.passes
     if passes is None:
         return
@@ -121,17 +121,17 @@ CHARTS: dict[str, tuple[str, float, Draw]] = {  # file name: (title, inches of h
 
 
 def drafting(bench: Bench) -> list[Score]:
-    """The methods whose drafts are known."""
+    """The methods with statistics of their drafts."""
     return [row for row in bench.scores if row.draft_acceptance_rate is not None]
 
 
 def colour(bench: Bench, row: Score) -> str:
-    """The same for a method in every chart."""
+    """The colour of a method, the same in every chart."""
     return COLOURS[[other.method for other in bench.scores].index(row.method) % len(COLOURS)]
 
 
 def chart_svg(bench: Bench, name: str) -> str:
-    """An ``<svg>`` element without ids that could clash with another's."""
+    """An ``<svg>`` element whose ids are unique on the page."""
     buffer = io.StringIO()
     _figure(bench, name).savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
@@ -142,7 +142,7 @@ def chart_svg(bench: Bench, name: str) -> str:
 
 
 def save_png(bench: Bench, name: str, path: Path) -> None:
-    """The chart on white."""
+    """Save the chart on white."""
     buffer = io.BytesIO()
     _figure(bench, name).savefig(buffer, format="png", dpi=110)
     write_file(path, buffer.getvalue())
@@ -163,7 +163,7 @@ def _figure(bench: Bench, name: str) -> Any:
 
 
 class _Styled:
-    """A figure that is saved in the style in which it was drawn."""
+    """A figure that is saved in the style it was drawn in."""
 
     def __init__(self, figure: Any) -> None:
         self._figure = figure

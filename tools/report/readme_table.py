@@ -1,6 +1,6 @@
 """``python -m specrt.tools.report.readme_table BENCH.json --write DOCUMENT.md``: the table of ``specrt bench --json``.
 
-It stands between the lines ``<!-- bench -->`` and ``<!-- /bench -->``, or those of another ``--mark``; without
+The table is between the lines ``<!-- bench -->`` and ``<!-- /bench -->``, or those of another ``--mark``. Without
 ``--write`` it is printed.
 """
 
@@ -23,7 +23,7 @@ MARK = "bench"
 
 
 def table_of(bench: dict[str, Any]) -> str:
-    """Markdown: what was measured where and when, a line for each method, and where speculation loses."""
+    """Markdown: settings, machine and date, a row for each method, and speed by kind of prompt."""
     settings, machine, scores = bench["settings"], bench["machine"], bench["scores"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     warning = f"; {busy_warning(bench)}" if busy_warning(bench) else ""
@@ -58,7 +58,7 @@ def table_of(bench: dict[str, Any]) -> str:
 
 
 def busy_warning(bench: dict[str, Any]) -> str | None:
-    """That the figures are unreliable, where other programs kept the machine busy."""
+    """A warning that the figures are unreliable, if other programs kept the machine busy."""
     busy = max(bench["machine"]["busy_percent_before"], bench["busy_percent_during"])
     return f"UNRELIABLE: other programs kept the CPU {busy:.0f} % busy" if busy > QUIET_PERCENT else None
 
@@ -70,7 +70,7 @@ def _ratio(row: dict[str, Any], name: str) -> str:
 
 
 def _mean(row: dict[str, Any]) -> str:
-    """The mean of the kinds, which the files of older benches lack."""
+    """The mean of the kinds. Files of older benches lack it."""
     if "plain" not in row.get("mean_of_categories", {}):
         return ""
     means = [row[key]["plain"] for key in ("mean_of_categories", "decode_mean_of_categories")]
@@ -79,7 +79,7 @@ def _mean(row: dict[str, Any]) -> str:
 
 
 def lines_around(mark: str) -> tuple[str, str]:
-    """Between which a table stands in a document."""
+    """The lines before and after a table in a document."""
     return f"<!-- {mark} -->", f"<!-- /{mark} -->"
 
 
@@ -101,7 +101,7 @@ def main(bench: Path, document: Path | None, mark: str) -> None:
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
     if not begin or not end:
-        raise UsageError(f"{document}: the lines {first} and {last} are missing; put them where the table shall stand")
+        raise UsageError(f"{document}: the lines {first} and {last} are missing; add them where the table belongs")
     write_text_file(document, f"{before}{first}\n{table}\n{last}{after}")
 
 

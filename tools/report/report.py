@@ -13,7 +13,7 @@ from specrt.tools.report.charts import CHARTS, chart_svg, drafting, save_png
 
 
 def write_report(bench: Bench, path: Path) -> list[Path]:
-    """Write ``path`` and a PNG for each chart; return what was written."""
+    """Write ``path`` and a PNG for each chart; return the written files."""
     names = charts_of(bench)
     write_text_file(path, report_html(bench, names))
     pngs = [path.with_name(f"{path.stem}-{name}.png") for name in names]
@@ -23,7 +23,7 @@ def write_report(bench: Bench, path: Path) -> list[Path]:
 
 
 def charts_of(bench: Bench) -> list[str]:
-    """The charts for which there is something to draw."""
+    """The charts for which the bench has data."""
     absent = set()
     if not drafting(bench) or "plain" not in bench.scores[0].ratio_to:
         absent |= {"categories", "positions"}

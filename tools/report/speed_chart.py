@@ -1,7 +1,6 @@
 """``python -m specrt.tools.report.speed_chart BENCH.json --write docs/images/speed.svg``: a bar for each method.
 
-The picture is plain SVG of a few kilobytes. Its text is text, in a grey that is readable on white and on black, as a
-document that shows it may be either.
+The picture is plain SVG of a few kilobytes. Its text is grey, which is readable on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ REFERENCE = "eager"
 
 
 def chart_of(bench: dict[str, Any], shown: Sequence[str]) -> str:
-    """The SVG of the methods of ``shown``, from what ``specrt bench --json`` wrote; methods that it lacks are left out.
+    """The SVG of the methods of ``shown``, from the output of ``specrt bench --json``; missing methods are left out.
 
     A line through a bar's end is the 95 % interval of the method's ratio to ``eager``, times the speed of ``eager``.
     """
@@ -63,7 +62,7 @@ def chart_of(bench: dict[str, Any], shown: Sequence[str]) -> str:
 
 
 def _notes(bench: dict[str, Any]) -> list[str]:
-    """What was measured, where and when, and whether the figures are unreliable."""
+    """Settings, machine and date, and a warning if the figures are unreliable."""
     machine, prompts = bench["machine"], bench["prompts"]
     kinds = len({entry["category"] for entry in prompts})
     notes = [
@@ -87,7 +86,7 @@ def _bar(index: int, row: dict[str, Any], scores: dict[str, Any], scale: float) 
         low, high = (LEFT + at * scale for at in interval)
         lines += [
             f'<path d="M{low:.1f} {middle:g}H{high:.1f}" stroke="{colour}" stroke-width="{width}"/>'
-            for colour, width in (("#fff", 4), ("#24292f", 2))  # seen on any bar and on any background
+            for colour, width in (("#fff", 4), ("#24292f", 2))  # visible on any bar and background
         ]
         end = max(speed, interval[1])
     ratio = row["ratio_to"].get(REFERENCE)
@@ -96,14 +95,14 @@ def _bar(index: int, row: dict[str, Any], scores: dict[str, Any], scale: float) 
 
 
 def _colour(row: dict[str, Any]) -> str:
-    """One for each kind of method: transformers, other runtimes, specrt without and with drafts."""
+    """A colour for each kind of method: transformers, other runtimes, specrt without and with drafts."""
     if row["draft_acceptance_rate"] is not None:
         return COLOURS[2]
     return {"plain": COLOURS[1], "genai": COLOURS[3], "llama.cpp": COLOURS[3]}.get(row["method"], "#a9b1bd")
 
 
 def _interval(row: dict[str, Any], scores: dict[str, Any]) -> tuple[float, ...] | None:
-    """In tokens per second."""
+    """The interval in tokens per second."""
     found = row["interval_of"].get(REFERENCE)
     if found is None or row["method"] == REFERENCE:
         return None
@@ -118,7 +117,7 @@ def _name(row: dict[str, Any]) -> str:
 @click.command(cls=Tool)
 @click.argument("bench", type=click.Path(path_type=Path))
 @click.option("--write", "picture", type=click.Path(path_type=Path), help="Write this file instead of standard output.")
-@click.option("--methods", default=SHOWN, show_default=True, help="Those to show, by comma.")
+@click.option("--methods", default=SHOWN, show_default=True, help="Methods to show, comma-separated.")
 def main(bench: Path, picture: Path | None, methods: str) -> None:
     """Draw the speeds of BENCH, a file that 'specrt bench --json' wrote."""
     try:

@@ -108,7 +108,7 @@ def test_a_provider_that_is_not_there_or_not_in_force_is_an_error(half: Path, gp
     with pytest.raises(BackendError, match="this onnxruntime has no CUDAExecutionProvider, only CPUExecution"):
         specrt.load(half, device="cuda")
     gpu.available, gpu.in_force = ("CUDAExecutionProvider",), "CPUExecutionProvider"
-    with pytest.raises(BackendError, match="asked for CUDAExecutionProvider, got CPUExecutionProvider"):
+    with pytest.raises(BackendError, match="expected CUDAExecutionProvider, got CPUExecutionProvider"):
         specrt.load(half, device="cuda")
 
 
@@ -136,7 +136,7 @@ def test_the_extra_installs_cuda_and_cudnn() -> None:
 
 def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:
     gpu.on_cpu = {"samplers"}
-    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="some of it runs on the CPU"):
+    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="parts of it run on the CPU"):
         found = generated(runtime, **WAYS["plain"])
     with specrt.load(half, threads=1) as runtime:
         assert generated(runtime, **WAYS["plain"]) == found

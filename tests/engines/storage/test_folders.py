@@ -102,7 +102,7 @@ def test_folders_that_only_look_like_ours_stay(tmp_path: Path) -> None:
     clear_leftovers(tmp_path / "bundle", reported)
     assert [path for path in made if not path.exists()] == [] and (target / LOCK_NAME).exists()
     assert len(reported.notes) == 1 and reported.notes[0].startswith(
-        f"{made[1]}: has no lock of specrt and is left alone"
+        f"{made[1]}: has no lock of specrt and was not changed"
     )
 
 

@@ -155,7 +155,7 @@ REFUSED = [
     ),
     ({"regex": "("}, 'regex: invalid regex "(" (in regex): regex parse error: ( error: unclosed group;'),
     ({"regex": r"(a)\1"}, "regex: invalid regex"),
-    ({"regex": "()"}, "regex: allows the empty text only"),
+    ({"regex": "()"}, "regex: allows only the empty text"),
     ({"grammar": "start: foo"}, 'grammar: unknown name: "foo";'),
     ({"grammar": 'begin: "a"'}, "grammar: no start rule found;"),
     ({"grammar": 'start: "a'}, "grammar: lexer error;"),
@@ -174,7 +174,7 @@ def test_what_is_invalid_or_not_supported_is_one_line_that_names_it(options: dic
 
 def test_without_llguidance_the_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(BackendError, match=r"regex: it needs llguidance.*pip install 'specrt\[grammar\]'"):
+    with pytest.raises(BackendError, match=r"regex: needs llguidance.*pip install 'specrt\[grammar\]'"):
         grammars_of(LETTERS).compiled(regex("a"))
 
 

@@ -289,5 +289,5 @@ def test_a_namespace_cannot_hold_python_s_own_names() -> None:
 
 def test_options_of_a_template_are_refused_where_none_is_used() -> None:
     for prompt in ("text", [1, 2]):
-        with pytest.raises(UsageError, match=r"^tools: it is for lists of messages, got a prompt that is none"):
+        with pytest.raises(UsageError, match=r"^tools: only for lists of messages, got another kind of prompt"):
             codec_of(CHATML).encode(prompt, ChatOptions(tools=[TOOL]))
