@@ -15,19 +15,19 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The functions that the model may call, as its template takes them; ``parallel`` allows several calls."""
+    """The functions that the model may call, in the form of templates. ``parallel`` allows several calls."""
 
     schemas: list[dict[str, Any]]
     parallel: bool = True
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions."""
+        """Names of the functions."""
         return frozenset(schema["function"]["name"] for schema in self.schemas)
 
 
 def tool_use_of(fields: Fields) -> ToolUse | None:
-    """None without tools, and where none may be called: then the template does not see them. Raises ``ApiError``."""
+    """None without tools, or if none may be called; then the template does not get them. Raises ``ApiError``."""
     given = fields.objects("tools")
     choice = fields.take("tool_choice")
     parallel = fields.flag("parallel_tool_calls", default=True)
