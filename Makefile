@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help install test test-slow lint format types pytest demo models clean
+.PHONY: help install test test-slow lint format types pytest demo models gpu-kit clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -61,6 +61,9 @@ demo: install  ## Export SmolLM2-135M, generate, verify, and compare with transf
 models: install  ## Fetch small real models for tests and trials; MODELS="smollm2-135m ..." chooses
 	@$(BIN)/python -m specrt.tools.lab.models $(MODELS)
 
+gpu-kit: install  ## Make the kit of 'specrt gpu-check', gpu-kit.tar.gz (about 2 minutes)
+	@$(BIN)/python -m specrt.tools.gpu_check.make
+
 clean:  ## Remove what the targets above made, .venv too
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist gpu-kit.tar.gz *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,9 +9,11 @@ from specrt.tools.commands.align import align
 from specrt.tools.commands.bench import bench
 from specrt.tools.commands.build import build
 from specrt.tools.commands.chat import chat
+from specrt.tools.commands.compare import compare
 from specrt.tools.commands.doctor import doctor
 from specrt.tools.commands.export import export
 from specrt.tools.commands.generate import generate
+from specrt.tools.commands.gpu_check import gpu_check
 from specrt.tools.commands.inspect import inspect
 from specrt.tools.commands.plan import plan
 from specrt.tools.commands.serve import serve
@@ -31,7 +33,22 @@ def main() -> None:
     """Speculative decoding: export a target and a draft, then generate the target's own text faster."""
 
 
-for _command in (export, build, generate, chat, serve, verify, tune, bench, align, plan, inspect, doctor):
+for _command in (
+    export,
+    build,
+    generate,
+    chat,
+    serve,
+    verify,
+    tune,
+    bench,
+    align,
+    plan,
+    inspect,
+    doctor,
+    gpu_check,
+    compare,
+):
     main.add_command(_command)
 
 

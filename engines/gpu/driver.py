@@ -26,6 +26,8 @@ class Cuda(Protocol):
 
     def free(self, address: int) -> None: ...
 
+    def free_memory(self) -> int: ...
+
     def allocate_pinned(self, num_bytes: int) -> int: ...
 
     def free_pinned(self, address: int) -> None: ...
@@ -103,6 +105,10 @@ class RealCuda:
     def free(self, address: int) -> None:
         """Free memory of the GPU. Work that uses it must be done."""
         self._call("cudaFree", address)
+
+    def free_memory(self) -> int:
+        """Bytes of the GPU's memory that no process has."""
+        return int(self._call("cudaMemGetInfo"))
 
     def allocate_pinned(self, num_bytes: int) -> int:
         """The address of page-locked host memory, which copies may read while the host goes on."""

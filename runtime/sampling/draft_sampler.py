@@ -36,8 +36,8 @@ class DraftSampler:
         constraint: Constraint | None = None,
     ) -> None:
         samplers, self._constraint = draft.samplers, constraint
-        vocab_size = target.model.spec.vocab_size
-        self._processing = Processing(samplers, settings, num_prompt_tokens, vocab_size, constraint)
+        self._vocab_size = target.model.spec.vocab_size
+        self._processing = Processing(samplers, settings, num_prompt_tokens, self._vocab_size, constraint)
         replaced = self._processing.replaced
         self._is_processed = bool(replaced)
         self._uniforms: Uniforms | None = None
@@ -73,7 +73,7 @@ class DraftSampler:
         if self._constraint is None or (token := self._constraint.forced(committed, drafted)) is None:
             return None
         if self._is_read:
-            probs = np.zeros((1, self._memory[PROBS].shape[1]), np.float32)
+            probs = np.zeros((1, self._vocab_size), np.float32)
             probs[0, token] = 1
             self._warps[self._step(drafted)].write(probs)
             self._give(len(drafted))

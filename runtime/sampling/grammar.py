@@ -23,8 +23,8 @@ from specrt.runtime.structured import Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILED = 32  # compiled grammars kept by a runtime
-_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*")
+MAX_COMPILED = 32  # grammars that a runtime keeps
+_QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*|<non-verbose/>|<backtrace>(?s:.*)")
 _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
@@ -112,6 +112,7 @@ class Constraint:
         self._num_committed = 0  # committed tokens among the consumed ones
         self._masks: dict[int, Mask] = {}  # by the number of tokens before
         self._rows = MaskedRows()
+        self.failure = ""  # why the last mask without an id has none
 
     def mask(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> Mask:
         """The ids that may follow ``committed`` and ``ahead``. It allows none if no token continues the text."""
@@ -168,7 +169,9 @@ class Constraint:
     def _computed(self) -> Mask:
         words = np.zeros(self._vocab_size // 32 + 1, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():  # a dead end; the matcher cannot be rolled back from it
+        if self._matcher.is_error():  # a dead end, from which a matcher does not come back
+            reason = _reason(self._matcher)
+            self.failure = "the tokenizer has no token for what comes next" if reason == "NoExtensionBias" else reason
             self._matcher, self._consumed, self._num_committed = self._fresh.deep_copy(), [], 0
             words[:] = 0
         return Mask(words.view(np.uint8), self._vocab_size, self._eos_token_ids)
@@ -194,8 +197,8 @@ class Constraint:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """llguidance's message in one line, without the quoted grammar."""
-    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error().replace("<non-verbose/>", "")))
+    """llguidance's message in one line, without its quotation of the grammar."""
+    text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error()))
     text = text.removeprefix("failed to compile JSON schema: ")
     for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer ")):
         if text.startswith(begin):

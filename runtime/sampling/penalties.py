@@ -173,7 +173,7 @@ class Processing:
         self._penalties = Penalties(samplers, settings, num_prompt_tokens) if settings.penalizes else None
         self._stages: list[Processors | Constraint] = []
         self.replaced: dict[str, Memory] = {}
-        self._name = "logits_processors" if constraint is None else constraint.name
+        self._constraint = constraint
         if settings.logits_processors or constraint is not None:
             output = samplers.sampler(PENALTIES)
             maker, source = (output, PROCESSED_LOGITS) if self._penalties else (samplers.model, LOGITS)
@@ -199,12 +199,14 @@ class Processing:
         return num_open
 
     def no_id_left(self, num_tokens: int) -> UsageError:
-        """The error if no id is allowed after ``num_tokens`` tokens."""
-        return UsageError(
-            f"{self._name}: no id is left after {num_tokens} tokens; "
-            + (
-                "they must allow at least one after every prefix that they accept"
-                if self._name == "logits_processors"
-                else "bans, logits_processors and the tokenizer must leave one that continues the text"
+        """The error where no id is left after ``num_tokens`` tokens."""
+        if self._constraint is None:
+            return UsageError(
+                f"logits_processors: no id is left after {num_tokens} tokens; "
+                "they must allow at least one whatever they have accepted"
             )
+        failure = self._constraint.failure
+        return UsageError(
+            f"{self._constraint.name}: no id is left after {num_tokens} tokens{f' ({failure})' if failure else ''}; "
+            "bans, logits_processors and the tokenizer must leave one that continues the text"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.trt.record import engines_folder
 from specrt.tools.cli import main
 
@@ -26,7 +27,7 @@ def test_build_then_inspect(tiny_tensorrt_bundle: Path, tmp_path: Path) -> None:
     bundle = str(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle"))
     result = specrt("build", bundle, "--backend", "tensorrt-rtx", "--compute-capability", "8.9")
     assert result.exit_code == 0, result.output
-    assert "12 engines" in result.output and "for compute capability 8.9" in result.output
+    assert f"{2 + len(SAMPLER_NAMES)} engines" in result.output and "for compute capability 8.9" in result.output
     result = specrt("inspect", bundle, "--check")
     assert result.exit_code == 0, result.output
     assert "tensorrt-rtx: tensorrt_rtx 1.7" in result.output

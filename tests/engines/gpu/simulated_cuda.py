@@ -74,6 +74,9 @@ class SimulatedCuda:
         assert not self._queue, "memory is freed while work that may use it is under way"
         self._free(address, self.sizes)
 
+    def free_memory(self) -> int:
+        return (1 << 30) - sum(self.sizes.values())
+
     def allocate_pinned(self, num_bytes: int) -> int:
         self.counts["allocate_pinned"] += 1
         address = self._allocate(num_bytes)

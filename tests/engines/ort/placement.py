@@ -1,8 +1,8 @@
 """Which nodes ONNX Runtime puts on the CPU although CUDA has kernels for them: its own rule, on a graph.
 
 ``GetCpuPreferredNodes`` of onnxruntime/core/framework/fallback_cpu_capability.cc: a node goes to the CPU if it reads
-host output of a kernel (of Shape and Size), and all its other inputs are on the host too, are graph inputs, or are
-initializers of at most 100 items. The CPU package has no CUDA provider whose log could be read.
+what a kernel leaves in the host's memory (Shape and Size do), and everything else that it reads is there too, is a
+graph input, or is an initializer of at most 100 items. The CPU package has no CUDA provider whose log could be read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import onnx
 _LEAVE_ON_HOST = {"Shape", "Size"}
 _SMALL = 100
 # Inputs that CUDA's kernels read on the host themselves, by their positions
-_READ_ON_HOST: dict[str, set[int]] = {
-    **dict.fromkeys(("Expand", "Reshape", "Tile", "TopK", "Unsqueeze", "Squeeze", "CumSum"), {1}),
-    **dict.fromkeys(("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean"), {1}),
-    "Slice": {1, 2, 3, 4},
-    "Pad": {1, 2, 3},
-    "Range": {0, 1, 2},
-    "ConstantOfShape": {0},
+_READ_ON_HOST: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Expand", "Reshape", "Tile", "TopK", "Unsqueeze", "Squeeze", "CumSum"), (1,)),
+    **dict.fromkeys(("ReduceSum", "ReduceMax", "ReduceMin", "ReduceMean"), (1,)),
+    "Slice": (1, 2, 3, 4),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "ConstantOfShape": (0,),
 }
 
 
@@ -38,7 +38,7 @@ def nodes_on_host(model: onnx.ModelProto) -> list[str]:
         inputs = [name for name in node.input if name]
         if not on_host & set(inputs):
             continue
-        own = _READ_ON_HOST.get(node.op_type, set())
+        own = _READ_ON_HOST.get(node.op_type, ())
         is_given_away = all(
             name in free or (name in on_host and position not in own)
             for position, name in enumerate(node.input)

@@ -119,6 +119,7 @@ def test_a_text_that_the_tokenizer_cannot_write_is_a_dead_end_which_stops_nothin
     assert not dead.is_end and dead.only is None and not any(dead.allows(i) for i in range(3))
     logits = np.zeros((1, 3), np.float32)
     assert constraint.apply(logits, (), [2], ()) == 0
+    assert constraint.failure == "the tokenizer has no token for what comes next"
     assert constraint.forced((), [0]) == 1
 
 

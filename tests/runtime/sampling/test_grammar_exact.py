@@ -161,7 +161,9 @@ def match_texts(pair: MaskedPair) -> Distribution:
 
 def distance(found: Distribution, expected: Distribution) -> float:
     """Total variation."""
-    return float(sum(abs(found.get(t, 0) - expected.get(t, 0)) for t in {*found, *expected})) / 2
+    nothing = Fraction(0)
+    differences = (abs(found.get(text, nothing) - expected.get(text, nothing)) for text in {*found, *expected})
+    return float(sum(differences, nothing)) / 2
 
 
 def pair_of(pattern: str, k: int, seed: int = 0, **faults: bool) -> MaskedPair:

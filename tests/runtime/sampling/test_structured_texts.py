@@ -56,7 +56,7 @@ def check(text: str) -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "seed", "penalties", "min_new_tokens"])
 def test_json_of_a_schema_with_every_draft_and_k(tiny: Runtime, sampling: dict[str, Any]) -> None:
-    options = {"json_schema": SCHEMA, "max_new_tokens": 120, "reproducible": True, **sampling}
+    options: dict[str, Any] = {"json_schema": SCHEMA, "max_new_tokens": 120, "reproducible": True, **sampling}
     plain = tiny.generate("Hello", draft="none", **options)
     check(plain.text)
     assert (plain.finish_reason, plain.stop) == ("stop", None)
@@ -71,7 +71,7 @@ def test_json_of_a_schema_with_every_draft_and_k(tiny: Runtime, sampling: dict[s
 @pytest.mark.parametrize("k", [1, 4])
 def test_json_of_a_schema_by_block(tiny: Runtime, k: int) -> None:
     for seed in range(4):
-        options = {"temperature": 1.0, "seed": seed, "rule": "block", "num_speculative_tokens": k}
+        options: dict[str, Any] = {"temperature": 1.0, "seed": seed, "rule": "block", "num_speculative_tokens": k}
         done = tiny.generate("Hello", json_schema=json.dumps(SCHEMA), max_new_tokens=120, **options)
         check(done.text)
         assert done.settings.rule == "block" and done.stats.accepted > 5

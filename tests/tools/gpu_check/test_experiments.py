@@ -1,0 +1,251 @@
+"""The bodies of the experiments on a simulated GPU: they pass on what is right, and find what is wrong."""
+
+from __future__ import annotations
+
+from ctypes import c_uint8
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specrt.engines.contract import LOGITS
+from specrt.engines.gpu import device
+from specrt.engines.gpu.device import Device
+from specrt.engines.ort import cuda as ort_cuda
+from specrt.engines.trt.engine import TrtBackend
+from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
+from specrt.tools.gpu_check.experiments.driver import check_driver
+from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
+from specrt.tools.gpu_check.experiments.rtx import check_rtx
+from specrt.tools.gpu_check.experiments.samplers import check_samplers
+from specrt.tools.gpu_check.experiments.speed import check_attention, check_layers, check_round_graph
+from specrt.tools.gpu_check.experiments.texts import check_memory, check_onnxruntime
+from specrt.tools.gpu_check.kit import Kit
+from tests.engines.gpu.simulated_cuda import SimulatedCuda
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
+from tests.engines.ort.simulated_ort import SimulatedOrt
+from tests.engines.trt.simulated_trt import IExecutionContext
+from tests.exports import Exports
+
+
+def view(address: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """The simulated GPU's memory at ``address`` as an array."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.ctypeslib.as_array((c_uint8 * size).from_address(address)).view(dtype).reshape(shape)
+
+
+def performed(check: Any, kit: Kit) -> tuple[str, str, dict[str, Any]]:
+    notes = Notes()
+    return (*perform(check, kit, notes), notes.figures)
+
+
+def test_the_driver_does_what_the_runtime_assumes(simulated: SimulatedGpu) -> None:
+    verdict, reason, figures = performed(check_driver, Kit())
+    assert (verdict, reason) == (PASSED, ""), reason
+    assert figures["gpu"] == {"name": "simulated GPU", "compute capability": "8.9"}
+    assert figures["ms of 50 copies of 128 KB"] > 0
+    assert simulated.cuda.sizes == {}, "all memory is given back"
+
+
+def test_a_driver_that_runs_what_is_captured_is_found(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = simulated.cuda.capture
+
+    def eager(enqueue: Any) -> Any:
+        enqueue()
+        return capture(enqueue)
+
+    monkeypatch.setattr(simulated.cuda, "capture", eager)
+    verdict, reason, _ = performed(check_driver, Kit())
+    assert (verdict, reason.partition(":")[0]) == (FAILED, "memory after a capture alone")
+
+
+def test_uploads_that_are_read_too_late_are_found(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that uses its page-locked memory again without a wait."""
+
+    def careless(self: Device, address: int, data: Any) -> None:
+        self._uploads.bytes[: data.size] = data
+        self.api.upload(address, self._uploads.address, data.size)
+
+    monkeypatch.setattr(Device, "_upload", careless)
+    verdict, reason, _ = performed(check_driver, Kit())
+    assert verdict == FAILED
+    assert reason.startswith("upload 0 of 64")
+
+
+def test_rtx_loads_an_engine_or_gives_its_words(simulated: SimulatedGpu) -> None:
+    if simulated.backend != "tensorrt-rtx":
+        pytest.skip("of TensorRT-RTX alone")
+    kit = Kit(standard=simulated.bundle)
+    verdict, reason, figures = performed(check_rtx, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    assert figures["largest logit"] > 0
+    (simulated.bundle / "engines" / simulated.backend / "target.engine").write_bytes(b"of another machine")
+    verdict, reason, figures = performed(check_rtx, kit)
+    assert (verdict, figures["its words"]) == (FAILED, ["the engine is corrupt"])
+
+
+def test_samplers_are_those_of_numpy(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(standard=simulated.bundle)
+    verdict, reason, figures = performed(check_samplers, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    differences = figures[simulated.backend]["largest difference"]
+    assert differences["match: tokens"] == 0
+    assert 0 < differences["softmax: probs"] < 2e-6
+    execute = IExecutionContext.execute_async_v3
+
+    def last_of_ties(self: IExecutionContext, stream: int) -> bool:
+        """What a library does whose ArgMax gives the last one of equals: the ids of logits in reverse."""
+        done = execute(self, stream)
+        if self.engine.graph.endswith("match.onnx"):
+            address, rows = self.addresses["tokens"], self.shapes["row_indices"][0]
+            vocab = self.engine.contract.inputs[0].shape[1]
+            assert isinstance(vocab, int)
+            logits = view(self.addresses[LOGITS], (rows, vocab), "float32")
+            tokens = view(address, (rows,), "int64")
+
+            def reverse() -> None:
+                tokens[:] = vocab - 1 - logits[:, ::-1].argmax(axis=-1)
+
+            simulated.cuda.enqueue(reverse)
+        return done
+
+    monkeypatch.setattr(IExecutionContext, "execute_async_v3", last_of_ties)
+    verdict, reason, _ = performed(check_samplers, kit)
+    assert verdict == FAILED
+    assert f"{simulated.backend}: match: tokens of case" in reason
+
+
+def test_logits_and_bits(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(standard=simulated.bundle)
+    verdict, reason, figures = performed(check_logits, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    errors = figures[simulated.backend]["error over the largest logit"]
+    assert len(errors) == simulated.manifest.target.spec.max_rows + 2
+    assert all(0 <= error < 0.02 for error in errors.values())
+    verdict, reason, figures = performed(check_widths, kit)
+    assert verdict == PASSED, reason
+    execute = IExecutionContext.execute_async_v3
+
+    def rounded(self: IExecutionContext, stream: int) -> bool:
+        """Bits that depend on the width, as with kernels that split their sums."""
+        done = execute(self, stream)
+        rows = self.shapes["row_indices"][0]
+        if "logits" in {tensor.name for tensor in self.engine.contract.outputs} and rows == 2:
+            logits = view(self.addresses[LOGITS], (rows, 1), "float32")
+
+            def nudge() -> None:
+                logits[:] = np.nextafter(logits, np.float32(np.inf))
+
+            simulated.cuda.enqueue(nudge)
+        return done
+
+    monkeypatch.setattr(IExecutionContext, "execute_async_v3", rounded)
+    verdict, reason, _ = performed(check_widths, kit)
+    assert verdict == FAILED
+    assert "rows differ in their bits" in reason
+
+
+def test_a_cache_that_is_not_in_place_is_found(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = IExecutionContext.execute_async_v3
+
+    def spilled(self: IExecutionContext, stream: int) -> bool:
+        done = execute(self, stream)
+        past = next((t for t in self.engine.contract.inputs if t.name == "past_value.1"), None)
+        if past is not None:
+            keys = view(self.addresses["past_value.1"], past.resolve({}), "float16")
+
+            def spill() -> None:
+                keys[0, :, -1] = 1
+
+            simulated.cuda.enqueue(spill)
+        return done
+
+    monkeypatch.setattr(IExecutionContext, "execute_async_v3", spilled)
+    verdict, reason, _ = performed(check_logits, Kit(standard=simulated.bundle))
+    assert verdict == FAILED
+    assert "layer 1: 49 slots of its value cache are written, expected the first 48" in reason
+
+
+def test_times_of_attention_and_layers(simulated: SimulatedGpu) -> None:
+    """The tiny bundle stands for both: what is measured is the same."""
+    bundle = simulated.bundle
+    verdict, reason, figures = performed(check_attention, Kit(attention={"operator-96": bundle}))
+    assert (verdict, reason) == (PASSED, ""), reason
+    times = figures[f"operator-96 with {simulated.backend}"]["ms by width"]
+    assert list(times) == ["after 16 tokens", "after 92 tokens"]
+    assert all(ms > 0 for by_width in times.values() for ms in by_width.values())
+    verdict, reason, figures = performed(check_layers, Kit(layers=bundle))
+    assert (verdict, reason) == (PASSED, ""), reason
+    layers = figures[f"layers with {simulated.backend}"]
+    assert list(layers["ms by width"]) == [1, 2, 3, 4]
+    assert layers["host us a pass"] > 0 and layers["GB/s at width 1"] > 0
+
+
+def test_a_round_as_one_graph(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(standard=simulated.bundle)
+    verdict, reason, figures = performed(check_round_graph, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    assert len(figures[simulated.backend]) == 3
+    assert all(ms > 0 for ms in figures[simulated.backend].values())
+    monkeypatch.setattr(simulated.cuda, "can_capture", False)
+    verdict, reason, _ = performed(check_round_graph, kit)
+    assert verdict == FAILED
+    assert "a round cannot be captured as one CUDA graph" in reason
+
+
+def test_memory_in_steady_state(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit(standard=simulated.bundle)
+    verdict, reason, figures = performed(check_memory, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    found = figures[simulated.backend]
+    assert found["texts with equal ids"] == 12
+    assert found["bytes that memory grew by in steady state"] == 0
+    assert 0 < found["median ms between pieces"] <= found["longest ms between pieces"]
+    leaked = iter(range(1 << 20, 0, -4096))
+    monkeypatch.setattr(SimulatedCuda, "free_memory", lambda self: next(leaked))
+    verdict, reason, _ = performed(check_memory, kit)
+    assert verdict == FAILED
+    assert "memory grew by 4096 bytes" in reason
+
+
+@pytest.fixture
+def half(exports: Exports) -> Path:
+    """A tiny bundle in fp16 that drafts for itself."""
+    return exports.bundle(exports.model(), "self", 3, max_seq_len=96, prefill_chunk=32, dtype="fp16")
+
+
+def test_onnxruntime_on_cuda(half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimulatedCuda()
+    opened, module = Device(cuda), SimulatedOrt(cuda)
+    monkeypatch.setattr(ort_cuda, "ort", module)
+    for place in (device, ort_cuda):
+        monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
+    kit = Kit(onnxruntime=half)
+    verdict, reason, figures = performed(check_onnxruntime, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    assert set(figures["waits a round"]) == {1}
+    for check in (check_samplers, check_logits, check_widths):
+        assert performed(check, kit)[0] == PASSED
+    module.on_cpu.add("match.onnx")
+    verdict, reason, figures = performed(check_onnxruntime, kit)
+    assert verdict == FAILED
+    assert "match.onnx: some of it runs on the CPU" in reason
+    module.available = ("CPUExecutionProvider",)
+    verdict, reason, _ = performed(check_onnxruntime, kit)
+    assert (verdict, "no CUDAExecutionProvider" in reason) == (SKIPPED, True)
+
+
+def test_a_bundle_that_no_backend_opens_is_skipped_with_every_reason(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrtBackend, "__init__", refuse)
+    verdict, reason, figures = performed(check_samplers, Kit(standard=simulated.bundle))
+    assert (verdict, reason) == (SKIPPED, "this card is refused")
+    assert figures["not opened"] == {simulated.backend: "this card is refused"}
+
+
+def refuse(self: TrtBackend, name: str, bundle: Path, threads: int | None = None) -> None:
+    from specrt.engines.errors import BackendError
+
+    raise BackendError("this card is refused")

@@ -1,0 +1,1 @@
+"""The experiments of ``specrt gpu-check``; ``specrt.tools.gpu_check.table`` lists them."""
