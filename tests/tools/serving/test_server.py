@@ -96,7 +96,7 @@ def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path:
             assert result.exit_code == code and message in result.stderr.splitlines()[-1]
         result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
         warning, error = result.stderr.splitlines()
-        assert warning.startswith("specrt: warning: 0.0.0.0 can be reached by others") and "--port" in error
+        assert warning.startswith("specrt: warning: other machines can reach 0.0.0.0") and "--port" in error
 
 
 @pytest.mark.parametrize("stream", [False, True])

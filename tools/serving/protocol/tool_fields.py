@@ -29,12 +29,12 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions."""
+        """Names of the functions."""
         return frozenset(schema["function"]["name"] for schema in self.schemas)
 
 
 def tool_use_of(fields: Fields) -> ToolUse | None:
-    """None without tools, and where none may be called: then the template does not see them. Raises ``ApiError``."""
+    """None without tools, or if none may be called; then the template does not get them. Raises ``ApiError``."""
     given = fields.objects("tools")
     choice, name = _choice(fields)
     parallel = fields.flag("parallel_tool_calls", default=True)
