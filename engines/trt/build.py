@@ -212,7 +212,7 @@ class _Builder:
         return memoryview(plan)
 
     def _built(self, job: _Job, network: Any) -> Any:
-        """The library's engine, or None. If possible it does not allocate at run time."""
+        """The serialized engine, or None. If the library supports it, the engine does not allocate memory itself."""
         config = self._builder.create_builder_config()
         if hasattr(self._trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
             config.set_flag(self._trt.BuilderFlag.REQUIRE_USER_ALLOCATION)

@@ -200,7 +200,7 @@ def _reason(matcher: LLMatcher) -> str:
     """llguidance's message in one line, without its quotation of the grammar."""
     text = _POSITION.sub("", _QUOTED_SOURCE.sub("", matcher.get_error()))
     text = text.removeprefix("failed to compile JSON schema: ")
-    for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer ")):
+    for keyword, begin in (("pattern", "regex parse error"), ("$ref", "Pointer "), ("$ref", "Resource ")):
         if text.startswith(begin):
             text = f"{keyword}: {text}"
     return " ".join(text.split())

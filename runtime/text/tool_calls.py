@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specrt.engines.errors import UsageError
 from specrt.runtime.structured import json_rule
 
 _Function = tuple[str, str]  # its name, and the Lark rule of its arguments
+_BEGIN_OF_JSON = r"\s*(```(json)?|<\|python_tag\|>)?\s*[\[{]"
 
 
 def tool_call_grammar(
-    form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int], name: str | None = None
+    form: str,
+    tools: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, int],
+    name: str | None = None,
+    otherwise: Sequence[str] = (),
 ) -> str:
     """A Lark grammar (option ``grammar``) of one call: of tool ``name``, or of any of ``tools``.
 
     ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as for chat templates, ``special_tokens`` those of
     the tokenizer (``TextCodec.special_tokens``). Markers that are special tokens are generated as such; with option
-    ``visible_special_tokens`` they are part of the text. Raises ``UsageError`` for another form, for a tool without a
-    name, and for a ``name`` that no tool has.
+    ``visible_special_tokens`` they are part of the text. ``otherwise`` are items of a Lark rule, each of them allowed
+    as the whole text instead of a call. Raises ``UsageError`` for another form, for a tool without a name, and for a
+    ``name`` that no tool has.
     """
+    bodies, rules = _calls(form, tools, special_tokens, name)
+    mark = _mark(FORMS[form].mark, special_tokens) if FORMS[form].mark else ""
+    return "\n".join([f"start: {' | '.join(['call', *otherwise])}", f"call: {mark} ({bodies})", *rules]) + "\n"
+
+
+def strict_tool_grammar(form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int]) -> str:
+    """A Lark grammar of any text in which the arguments of calls follow the schemas of ``tools``.
+
+    In formats without a marker, text that begins with a JSON object or array is a call. Parameters and errors are those
+    of ``tool_call_grammar``.
+    """
+    bodies, rules = _calls(form, tools, special_tokens)
+    mark = FORMS[form].mark
+    if not mark:
+        text = f"TEXT: /(?s:.*)/ & ~/{_BEGIN_OF_JSON}(?s:.*)/"
+        return "\n".join([f"start: {bodies} | TEXT", text, *rules]) + "\n"
+    head = "head" if mark in special_tokens else "head[lazy]"  # lazy: up to the first marker
+    lines = ["start: (head call)* tail", "tail: TEXT", f"{head}: TEXT {_mark(mark, special_tokens)}"]
+    return "\n".join([*lines, f"call: {bodies}", "TEXT: /(?s:.*)/", *rules]) + "\n"
+
+
+def _calls(
+    form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int], name: str | None = None
+) -> tuple[str, list[str]]:
+    """(the calls without the marker, the rules of their arguments)."""
     if form not in FORMS:
         raise UsageError(f"tool call format: got {form!r}, expected one of {', '.join(FORMS)}")
     functions = [tool.get("function", tool) for tool in tools]
@@ -29,9 +60,8 @@ def tool_call_grammar(
     if not chosen or not all(isinstance(function.get("name"), str) for function in chosen):
         names = ", ".join(str(function.get("name")) for function in functions)
         raise UsageError(f"tool: got {name!r}, expected one of the tools' names: {names or 'there are none'}")
-    lines = [f"call{i}: {FORMS[form]((f['name'], f'args{i}'), special_tokens)}" for i, f in enumerate(chosen)]
-    lines += [f"args{i}: {json_rule(_arguments(function))}" for i, function in enumerate(chosen)]
-    return "\n".join([f"start: {' | '.join(f'call{i}' for i in range(len(chosen)))}", *lines]) + "\n"
+    bodies = [FORMS[form].body((f["name"], f"args{i}"), special_tokens) for i, f in enumerate(chosen)]
+    return " | ".join(bodies), [f"args{i}: {json_rule(_arguments(f))}" for i, f in enumerate(chosen)]
 
 
 def _arguments(function: Mapping[str, Any]) -> str:
@@ -55,23 +85,28 @@ def _object(function: _Function, key: str) -> str:
 
 
 def _hermes(function: _Function, special_tokens: Mapping[str, int]) -> str:
-    begin, end = (_mark(mark, special_tokens) for mark in ("<tool_call>", "</tool_call>"))
     newline = _text("\n")
-    return f"{begin} {newline} {_object(function, 'arguments')} {newline} {end}"
+    return f"{newline} {_object(function, 'arguments')} {newline} {_mark('</tool_call>', special_tokens)}"
 
 
 def _mistral(function: _Function, special_tokens: Mapping[str, int]) -> str:
     """Newer models have a token ``[ARGS]`` between name and arguments."""
-    begin = _mark("[TOOL_CALLS]", special_tokens)
     if "[ARGS]" in special_tokens:
-        return f"{begin} {_text(function[0])} {_mark('[ARGS]', special_tokens)} {function[1]}"
-    return f"{begin} {_text('[')} {_object(function, 'arguments')} {_text(']')}"
+        return f"{_text(function[0])} {_mark('[ARGS]', special_tokens)} {function[1]}"
+    return f"{_text('[')} {_object(function, 'arguments')} {_text(']')}"
 
 
-# By format: the rule of a call
-FORMS: Mapping[str, Callable[[_Function, Mapping[str, int]], str]] = {
-    "hermes": _hermes,
-    "mistral": _mistral,
-    "llama3_json": lambda function, special_tokens: _object(function, "parameters"),
-    "json": lambda function, special_tokens: _object(function, "arguments"),
+class _Form(NamedTuple):
+    """``mark`` begins each call; ``body`` gives the rule of the rest."""
+
+    mark: str
+    body: Callable[[_Function, Mapping[str, int]], str]
+
+
+# By format
+FORMS: Mapping[str, _Form] = {
+    "hermes": _Form("<tool_call>", _hermes),
+    "mistral": _Form("[TOOL_CALLS]", _mistral),
+    "llama3_json": _Form("", lambda function, special_tokens: _object(function, "parameters")),
+    "json": _Form("", lambda function, special_tokens: _object(function, "arguments")),
 }

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
+from specrt.engines.errors import UsageError
 from specrt.runtime.stream import Step
 from specrt.tools.serving.protocol.choices import Choice, Delta
 from specrt.tools.serving.protocol.errors import ApiError, internal, timed_out, unavailable
@@ -17,6 +18,7 @@ from specrt.tools.serving.protocol.requests import Wanted
 from specrt.tools.serving.protocol.responses import DONE, Answer, encoded, event
 from specrt.tools.serving.scheduler import DeadlinePassed, Draining
 from specrt.tools.serving.service import Job, Service
+from specrt.tools.serving.structures import refused_request
 
 _LOG = logging.getLogger(__name__)
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -111,6 +113,8 @@ class Exchange:
             was_ended = choice.finish_reason is not None
             if was_ended:
                 continue  # early, and this was on its way
+            if isinstance(outcome, UsageError):  # no id is left that the grammar allows
+                raise refused_request(outcome, self._wanted, self._service.runtime)
             if isinstance(outcome, BaseException):
                 _LOG.error("a generation failed", exc_info=outcome)
                 raise internal(outcome)

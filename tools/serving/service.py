@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import BackendError, UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
 from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
 from specrt.tools.serving.protocol.choices import Calling, Choice
-from specrt.tools.serving.protocol.errors import ApiError, invalid, refused, too_busy, unavailable
+from specrt.tools.serving.protocol.errors import ApiError, invalid, too_busy, unavailable
 from specrt.tools.serving.protocol.requests import Defaults, Wanted
 from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
 from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
+from specrt.tools.serving.structures import grammar_options, refused_request
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ class Service:
         """
         try:
             return self._choices(wanted)
-        except UsageError as error:
-            raise refused(error, {"prompt": "messages"} if wanted.is_chat else {}) from error
+        except (UsageError, BackendError) as error:
+            raise refused_request(error, wanted, self.runtime) from error
 
     def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
         """Queue a request. Call it in the event loop. Raises ``ApiError``."""
@@ -150,10 +151,13 @@ class Service:
         self.runtime.close()
 
     def _choices(self, wanted: Wanted) -> tuple[list[Choice], int]:
-        calling, visible = self._calling(wanted)
         codec = self.runtime.codec
+        form = self._form(wanted)
+        calling = Calling(FORMATS[form], wanted.tools) if form and wanted.tools else None
+        visible = calling.form.special if calling else ()
         max_tokens = self.max_model_len if wanted.max_tokens is None else wanted.max_tokens
         options = {**wanted.options, "max_new_tokens": max_tokens, "visible_special_tokens": visible}
+        options.update(grammar_options(wanted, form, codec.special_tokens))
         choices: list[Choice] = []
         total = 0
         for prompt in wanted.prompts:
@@ -167,16 +171,15 @@ class Service:
                 choices.append(Choice(index, stream, codec, len(ids), calling, wanted.rounds, visible, prefix))
         return choices, total
 
-    def _calling(self, wanted: Wanted) -> tuple[Calling | None, tuple[str, ...]]:
-        """(format of tool calls, special tokens that must be visible for it)."""
+    def _form(self, wanted: Wanted) -> str | None:
+        """The name of the format of tool calls; None if there can be none."""
         if wanted.tools is None or wanted.chat is None:
-            return None, ()
+            return None
         template = self.runtime.codec.template(wanted.chat)
         if "tools" not in template:
             raise invalid("tools", "the model's chat template does not take tools; leave them out")
         name = self.config.tool_parser
-        form = FORMATS[format_of_template(template) if name == "auto" else name]
-        return Calling(form, wanted.tools), form.special
+        return format_of_template(template) if name == "auto" else name
 
     def _check_length(self, num_tokens: int, is_chat: bool) -> None:
         if num_tokens >= self.max_model_len:

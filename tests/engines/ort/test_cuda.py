@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ngram": {"draft": "ngram"},
     "seed": {"draft": "model", "temperature": 0.8, "seed": 3},
     "block": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "top_p": 0.9},
+    "regex": {"draft": "model", "regex": "([a-d]{2}[^a-z]?xyz)+", "temperature": 0.8, "seed": 3, "rule": "block"},
     "penalties": {"draft": "model", "frequency_penalty": 0.4, "temperature": 0.8, "seed": 5},
 }
 

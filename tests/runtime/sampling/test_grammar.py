@@ -148,6 +148,7 @@ REFUSED = [
     ({"json_schema": '{"type": "string", "pattern": "(?=a)b"}'}, "json_schema: pattern: regex parse error: (?=a)b"),
     ({"json_schema": '{"type": "string", "format": "nope"}'}, "json_schema: Unknown format: nope;"),
     ({"json_schema": '{"$ref": "#/x"}'}, "json_schema: $ref: Pointer '/x' does not exist;"),
+    ({"json_schema": '{"$ref": "http://x/y"}'}, "json_schema: $ref: Resource 'http://x/y' is not present"),
     ({"json_schema": "false"}, "json_schema: Unsatisfiable schema: "),
     (
         {"json_schema": '{"type": "array", "minItems": 3, "maxItems": 1}'},

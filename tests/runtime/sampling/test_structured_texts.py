@@ -13,9 +13,11 @@ import pytest
 import specrt
 from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.text.tool_calls import tool_call_grammar
+from specrt.runtime.structured import grammar_of
+from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
 from specrt.tools.serving.protocol.tool_parsers import FORMATS, tool_parser
 from tests.runtime.bundles import Open
+from tests.runtime.sampling.grammars import grammars_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -189,10 +191,49 @@ def test_a_tool_call_is_forced_in_every_format(tiny: Runtime, form: str) -> None
 def test_marks_that_are_special_tokens_are_generated_as_such() -> None:
     special = {"[TOOL_CALLS]": 5, "[ARGS]": 9, "<tool_call>": 7}
     assert tool_call_grammar("mistral", TOOLS, special, "get-time").startswith(
-        'start: call0\ncall0: <[5]> "get-time" <[9]> args0\nargs0: %json {'
+        'start: call\ncall: <[5]> ("get-time" <[9]> args0)\nargs0: %json {'
     )
-    assert 'call0: <[7]> "\\n" "{' in tool_call_grammar("hermes", TOOLS, special)
+    assert 'call: <[7]> ("\\n" "{' in tool_call_grammar("hermes", TOOLS, special)
     with pytest.raises(UsageError, match="expected one of the tools' names: get_weather, get-time"):
         tool_call_grammar("json", TOOLS, {}, "nope")
     with pytest.raises(UsageError, match="expected one of hermes, mistral"):
         tool_call_grammar("xml", TOOLS, {})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_of_strict_tools_follow_the_schema_and_other_text_is_free(form: str) -> None:
+    """In every format, over a vocabulary of bytes and a token for each mark."""
+    special = {"<tool_call>": 256, "</tool_call>": 257, "[TOOL_CALLS]": 258, "[ARGS]": 259}
+    tokens = [*(bytes([i]) for i in range(256)), *(b"" for _ in special)]
+    grammars = grammars_of(tokens, [], special.values())
+
+    def follows(text: str, marks: dict[str, int]) -> bool:
+        lark = grammar_of(grammar=strict_tool_grammar(form, TOOLS, marks))
+        assert lark is not None
+        constraint, committed = grammars.constraint(lark, [], 0), list[int]()
+        for part in re.split("(" + "|".join(map(re.escape, marks)) + ")" if marks else "(?!)", text):
+            for token in [marks[part]] if part in marks else part.encode():
+                if not constraint.mask(committed).allows(token):
+                    return False
+                committed.append(token)
+        return True
+
+    for marks in ({}, special):
+        right, wrong = (written(form, marks, city) for city in ("Oslo", "Ulm"))
+        for text in ("Just text.", "", "a < b [1] é", right):
+            assert follows(text, marks), text
+        assert not follows(wrong, marks)
+        if FORMATS[form].is_whole_text:
+            assert not follows('{"other": 1}', marks)
+        else:
+            assert follows(f"Well: {right} and {right}.", marks)
+            assert not follows(f"Well: {right} and {wrong}", marks)
+
+
+def written(form: str, marks: dict[str, int], city: str) -> str:
+    arguments = f'{{"city":"{city}"}}'
+    key = "parameters" if form == "llama3_json" else "arguments"
+    call = f'{{"name": "get_weather", "{key}": {arguments}}}'
+    if form == "mistral":
+        return f"[TOOL_CALLS]get_weather[ARGS]{arguments}" if marks else f"[TOOL_CALLS][{call}]"
+    return f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call

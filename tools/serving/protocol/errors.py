@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import SpecrtError
 
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 
@@ -63,10 +63,10 @@ def internal(error: BaseException) -> ApiError:
     return ApiError(500, f"the server failed: {type(error).__name__}", None, "internal_error", SERVER_ERROR)
 
 
-def refused(error: UsageError, names: Mapping[str, str] | None = None) -> ApiError:
+def refused(error: SpecrtError, names: Mapping[str, str] | None = None, code: str | None = None) -> ApiError:
     """A 400 that names the field that the runtime refused. ``names`` maps option names to field names."""
     option, _, reason = str(error).partition(": ")
-    param = {**_PARAMS, **(names or {})}.get(option, option)
-    if not reason or not param.isidentifier():
-        return invalid(None, str(error))
-    return invalid(param, reason)
+    fields = {**_PARAMS, **(names or {})}
+    if not reason or not (option in fields or option.isidentifier()):
+        return invalid(None, str(error), code)
+    return invalid(fields.get(option, option), reason, code)

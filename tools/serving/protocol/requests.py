@@ -13,6 +13,7 @@ from specrt.runtime.text.messages import ChatOptions
 from specrt.tools.serving.protocol.errors import ApiError, invalid, refused
 from specrt.tools.serving.protocol.fields import Fields
 from specrt.tools.serving.protocol.messages import messages_of
+from specrt.tools.serving.protocol.structure import Structure, structure_of
 from specrt.tools.serving.protocol.tool_fields import ToolUse, tool_use_of
 
 MAX_CHOICES = 128
@@ -25,10 +26,8 @@ _OPTIONS = {
     **{name: name for name in ("stop_token_ids", "num_speculative_tokens", "draft", "rule")},
     "min_tokens": "min_new_tokens",
 }
-_GRAMMARS = "structured output is not supported yet; leave it out"
 _UNSUPPORTED = {
-    **dict.fromkeys(("structured_outputs", "json_schema", "grammar", "guided_json", "guided_regex"), _GRAMMARS),
-    **dict.fromkeys(("guided_grammar", "guided_choice"), _GRAMMARS),
+    **{f"guided_{name}": f"use structured_outputs.{name}" for name in ("json", "regex", "grammar", "choice")},
     **dict.fromkeys(("functions", "function_call"), "it is deprecated; use tools and tool_choice"),
 }
 
@@ -54,6 +53,7 @@ class Wanted:
     is_chat: bool
     chat: ChatOptions | None = None
     tools: ToolUse | None = None
+    structure: Structure | None = None
     max_tokens: int | None = None
     n: int = 1
     stream: bool = False
@@ -70,16 +70,19 @@ def chat_request(body: Any, defaults: Defaults) -> Wanted:
     messages = messages_of(fields)
     tools = tool_use_of(fields)
     chat = _chat_options(fields, tools)
-    _take_response_format(fields)
     asked, completion = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
     if asked is not None and completion is not None and asked != completion:
         raise invalid("max_completion_tokens", f"got {completion}, and max_tokens {asked}; give one of the two")
+    structure = structure_of(fields)
+    if structure is not None and tools is not None and not structure.is_json:
+        raise invalid(structure.param, "got it with tools, whose calls it may not allow; set tool_choice to none")
     options = _options(fields, defaults)
     options.update(_chat_logprobs(fields))
     common = _common(fields)
     _check_choices(common["n"], 1)
     fields.end()
-    return Wanted([messages], options, True, chat, tools, completion if asked is None else asked, **common)
+    max_tokens = completion if asked is None else asked
+    return Wanted([messages], options, True, chat, tools, structure, max_tokens, **common)
 
 
 def completion_request(body: Any, defaults: Defaults) -> Wanted:
@@ -91,7 +94,7 @@ def completion_request(body: Any, defaults: Defaults) -> Wanted:
     logprobs = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS)
     if echo and logprobs is not None:
         raise invalid("echo", "got it with logprobs, and those of a prompt are not supported; leave one out")
-    _take_response_format(fields)
+    structure = structure_of(fields)
     options = {**_options(fields, defaults), "logprobs": logprobs}
     common = _common(fields)
     best_of = fields.whole("best_of", 1)
@@ -101,7 +104,7 @@ def completion_request(body: Any, defaults: Defaults) -> Wanted:
     _check_choices(common["n"], len(prompts))
     fields.end()
     max_tokens = 16 if max_tokens is None else max_tokens
-    return Wanted(prompts, options, False, max_tokens=max_tokens, echo=echo, **common)
+    return Wanted(prompts, options, False, structure=structure, max_tokens=max_tokens, echo=echo, **common)
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -143,15 +146,6 @@ def _take_without_effect(fields: Fields) -> None:
     fields.of_kind("metadata", dict, "an object")
     fields.one_of("store", (False,))
     fields.one_of("service_tier", ("auto", "default"))
-
-
-def _take_response_format(fields: Fields) -> None:
-    given = fields.take("response_format")
-    if given is not None:
-        form = Fields(given, "response_format")
-        if form.take("type") != "text":
-            raise invalid("response_format", _GRAMMARS, "unsupported_parameter")
-        form.end()
 
 
 def _options(fields: Fields, defaults: Defaults) -> dict[str, Any]:

@@ -1,0 +1,306 @@
+"""Structured output over HTTP: every answer is of its structure, forced calls are calls, and errors name the field."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from specrt.runtime.runtime import Runtime, load
+from specrt.runtime.text.messages import ChatOptions
+from specrt.runtime.text.tool_calls import tool_call_grammar
+from specrt.tools.serving.service import Config, Limits, Service
+from tests.tools.serving.parrot import END
+from tests.tools.serving.serving import Served, events, serving, user
+
+PROMPT = "The quick brown fox"
+MESSAGES: Any = user(PROMPT)
+
+
+class Fruit(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: Literal["apple", "pear"]
+    size: int = Field(ge=0, le=99)
+    colors: list[Literal["red", "green"]] = Field(min_length=1, max_length=2)
+
+
+SCHEMA: dict[str, Any] = {**Fruit.model_json_schema(), "x-guidance": {"whitespace_flexible": False}}
+DRAFTS: list[dict[str, Any]] = [{"draft": "none"}, {"draft": "ngram"}, {"draft": "model", "num_speculative_tokens": 3}]
+
+
+@pytest.fixture(scope="module")
+def runtime(tiny_bundle: Path) -> Iterator[Runtime]:
+    """The library, for what is expected."""
+    with load(tiny_bundle, threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_bundle: Path) -> Iterator[Served]:
+    config = Config(["tiny"], Limits(max_concurrency=3))
+    with serving(lambda: Service(load(tiny_bundle, threads=1), config)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(tiny: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tiny.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_schema_holds_for_every_seed_and_draft_and_ids_are_the_library_s(
+    client: openai.OpenAI, runtime: Runtime
+) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA, "strict": True}}
+    texts = set()
+    for seed in range(4):
+        sampling: dict[str, Any] = {"temperature": 2.0, "seed": seed} if seed else {"temperature": 0}
+        expected = runtime.generate(MESSAGES, json_schema=SCHEMA, max_new_tokens=100, **sampling)
+        Fruit.model_validate_json(expected.text)
+        for draft in DRAFTS:
+            options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 100, **sampling}
+            body = {**draft, "return_token_ids": True}
+            answer = client.chat.completions.create(**options, response_format=form, extra_body=body)
+            choice = answer.choices[0]
+            assert choice.model_extra is not None and choice.model_extra["token_ids"] == expected.token_ids
+            assert (choice.message.content, choice.finish_reason) == (expected.text, "stop")
+            stream = client.chat.completions.create(**options, response_format=form, extra_body=body, stream=True)
+            chunks = [chunk.choices[0] for chunk in stream]
+            assert "".join(chunk.delta.content or "" for chunk in chunks) == expected.text
+            assert chunks[-1].finish_reason == "stop"
+        texts.add(expected.text)
+    assert len(texts) > 2, "the seeds give different texts"
+
+
+def test_the_official_client_parses_the_answer_to_a_class(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 300}
+    parsed = client.chat.completions.parse(**options, response_format=Fruit).choices[0].message.parsed
+    assert isinstance(parsed, Fruit)
+    with client.chat.completions.stream(**options, response_format=Fruit) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+
+
+def fields_of_structure() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(fields of a request, options of the library)"""
+    schema = {"json_schema": SCHEMA}
+    return [
+        ({"json_schema": SCHEMA}, schema),
+        ({"structured_outputs": {"json": SCHEMA}}, schema),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, schema),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, schema),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, schema),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        ({"structured_outputs": {"regex": "[a-f]{3}/[0-9]+"}}, {"regex": "[a-f]{3}/[0-9]+"}),
+        ({"structured_outputs": {"grammar": 'start: "x"~2 "y"'}}, {"grammar": 'start: "x"~2 "y"'}),
+        ({"grammar": 'start: "x"~2 "y"'}, {"grammar": 'start: "x"~2 "y"'}),
+        ({"structured_outputs": {"choice": ['"no"\n', "ja", "é"]}}, {"regex": '"no"\n|ja|é'}),
+        ({"response_format": {"type": "text"}}, {}),
+    ]
+
+
+def test_every_field_on_both_endpoints_is_the_library_s_option(tiny: Served, runtime: Runtime) -> None:
+    common: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+    for fields, options in fields_of_structure():
+        expected = runtime.generate(MESSAGES, max_new_tokens=40, **common, **options)
+        answer = tiny.chat(PROMPT, max_tokens=40, return_token_ids=True, **common, **fields)
+        assert answer["choices"][0]["token_ids"] == expected.token_ids, fields
+        expected = runtime.generate(PROMPT, max_new_tokens=40, **common, **options)
+        body = {**common, **fields, "return_token_ids": True}
+        answer = tiny.post("/v1/completions", prompt=PROMPT, max_tokens=40, **body).json()
+        assert answer["choices"][0]["token_ids"] == expected.token_ids, fields
+
+
+def test_each_choice_of_n_follows_the_structure(tiny: Served) -> None:
+    choices = tiny.chat(PROMPT, n=3, seed=1, structured_outputs={"regex": "[ab]{6}"})["choices"]
+    texts = [choice["message"]["content"] for choice in choices]
+    assert all(len(text) == 6 and set(text) <= {"a", "b"} for text in texts) and len(set(texts)) > 1
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+S, R = "structured_outputs", "response_format"
+SCHEMA_FIELD = "response_format.json_schema.schema"
+
+
+def of_schema(schema: Any) -> dict[str, Any]:
+    return {R: {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+def tool(parameters: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({R: "json"}, R, "expected an object"),
+    ({R: {}}, f"{R}.type", "'json_schema'"),
+    ({R: {"type": "xml"}}, f"{R}.type", "'json_schema'"),
+    ({R: {"type": "json_schema"}}, f"{R}.json_schema", "expected an object"),
+    ({R: {"type": "json_schema", "json_schema": {"name": "x"}}}, SCHEMA_FIELD, "expected a JSON schema"),
+    ({R: {"type": "text", "schema": {}}}, f"{R}.schema", "unknown field"),
+    (of_schema({"type": "strin"}), SCHEMA_FIELD, "Invalid type: strin"),
+    (of_schema({"type": "array", "uniqueItems": True}), SCHEMA_FIELD, "uniqueItems"),
+    (of_schema([]), SCHEMA_FIELD, "got list, expected a JSON schema"),
+    (of_schema({"$ref": "http://x/y"}), SCHEMA_FIELD, "$ref"),
+    ({"json_schema": {"not": {}}}, "json_schema", "not"),
+    ({S: {}}, S, "got 0 of json, regex, grammar"),
+    ({S: {"regex": "a", "json": {}}}, S, "got 2 of json, regex, grammar"),
+    ({S: {"structural_tag": "x"}}, f"{S}.structural_tag", "unknown field"),
+    ({S: {"regex": "("}}, f"{S}.regex", "invalid regex"),
+    ({S: {"json": "{"}}, f"{S}.json", "not JSON"),
+    ({S: {"choice": ["a", ""]}}, f"{S}.choice", "none of them empty"),
+    ({S: {"choice": ["a"] * 1025}}, f"{S}.choice", "at most 1024"),
+    ({S: {"grammar": 'root ::= "a"'}}, f"{S}.grammar", "got GBNF"),
+    ({"grammar": 'root ::= "a"'}, "grammar", "got GBNF"),
+    ({"grammar": "start: x y"}, "grammar", "unknown name"),
+    ({"json_schema": {}, S: {"regex": "a"}}, "json_schema", f"got it with {S}.regex"),
+    ({R: {"type": "json_object"}, "grammar": "start: x"}, "grammar", f"got it with {R}.type"),
+    ({S: {"regex": "a"}, "tools": [tool()]}, f"{S}.regex", "got it with tools"),
+    ({"tools": [tool({"type": "strin"})], "tool_choice": "required"}, "tools[0].function.parameters", "strin"),
+    ({"tools": [tool(), tool({"type": "x"}, strict=True)]}, "tools[1].function.parameters", "x"),
+    ({**of_schema({"type": "x"}), "tools": [tool()]}, SCHEMA_FIELD, "Invalid type: x"),
+    ({"tools": [tool()], "tool_choice": "any"}, "tool_choice", "'required'"),
+    ({"tools": [tool()], "tool_choice": {"type": "x"}}, "tool_choice.type", "'function'"),
+    (
+        {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+        "expected one of f",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "reason"), WRONG, ids=[str(fields) for fields, _, _ in WRONG])
+def test_what_is_wrong_is_named_before_anything_is_generated(
+    served: Served, fields: dict[str, Any], param: str, reason: str
+) -> None:
+    response = served.post("/v1/chat/completions", messages=MESSAGES, stream=True, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["message"].startswith(f"{param}: ") and reason in error["message"], error
+    assert "\n" not in error["message"]
+
+
+def test_without_llguidance_the_error_gives_the_command(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    never_compiled = {"structured_outputs": {"regex": "never compiled"}}
+    for fields, param in ((never_compiled, f"{S}.regex"), ({"tools": [tool({"title": "n"}, strict=True)]}, "tools")):
+        response = served.post("/v1/chat/completions", messages=MESSAGES, **fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter")
+        assert "pip install 'specrt[grammar]'" in error["message"]
+
+
+def test_a_text_that_no_token_continues_is_an_error_of_the_request(served: Served) -> None:
+    fields: dict[str, Any] = {"min_tokens": 5, S: {"grammar": f'start: "a" <[{END}]> "b"'}}
+    for stream in (False, True):
+        response = served.post("/v1/chat/completions", messages=MESSAGES, stream=stream, **fields)
+        error = events(response)[-1]["error"] if stream and response.status_code == 200 else response.json()["error"]
+        assert error["param"] == f"{S}.grammar" and "no id is left" in error["message"]
+    assert served.chat("fine")["choices"][0]["message"]["content"] == "fine"
+
+
+# --- tool calls -----------------------------------------------------------------------------------------------------
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": WEATHER}} for name in ("get_weather", "get-time")
+]
+STRICT: list[dict[str, Any]] = [
+    {"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS
+]
+
+
+def check_arguments(arguments: str) -> None:
+    given = json.loads(arguments)
+    assert set(given) == {"city", "days"} and given["city"] in ("Rome", "Oslo") and given["days"] in range(1, 10)
+
+
+@pytest.mark.parametrize("name", [None, "get_weather", "get-time"])
+def test_a_forced_call_is_one_call_whatever_the_model_would_say(served: Served, name: str | None) -> None:
+    choice: Any = {"type": "function", "function": {"name": name}} if name else "required"
+    seen = set()
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        for seed, draft in enumerate((*DRAFTS, *DRAFTS)):
+            options: dict[str, Any] = {"model": "parrot", "messages": user("No call!"), "seed": seed, "tools": TOOLS}
+            options |= {"tool_choice": choice, "extra_body": {**draft, "return_token_ids": True}}
+            answer = client.chat.completions.create(**options).choices[0]
+            (call,) = answer.message.tool_calls or []
+            assert call.type == "function" and call.id and name in (None, call.function.name)
+            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+            check_arguments(call.function.arguments)
+            chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
+            (streamed,) = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            assert streamed.function is not None and streamed.id and chunks[-1].finish_reason == "tool_calls"
+            assert (streamed.function.name, streamed.function.arguments) == (
+                call.function.name,
+                call.function.arguments,
+            )
+            codec = served.service.runtime.codec
+            prompt = codec.encode(user("No call!"), ChatOptions(tools=TOOLS))
+            grammar = tool_call_grammar("hermes", TOOLS, codec.special_tokens, name)
+            expected = served.service.runtime.generate(prompt, grammar=grammar, temperature=1.0, seed=seed)
+            assert answer.model_extra is not None and answer.model_extra["token_ids"] == expected.token_ids
+            seen.add((call.function.name, call.function.arguments))
+    assert len(seen) > 1
+
+
+def test_a_forced_call_that_is_cut_says_so(served: Served) -> None:
+    choice = served.chat("x", tools=TOOLS, tool_choice="required", max_tokens=20)["choices"][0]
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+
+
+def call_text(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_arguments_of_strict_tools_follow_the_schema_and_other_text_is_free(served: Served) -> None:
+    right, wrong = '{"city":"Rome","days":3}', '{"city":"Ulm","days":30}'
+    for text in ("No call, but <tool_ and {} and é.", f"So: {call_text(right)}", call_text(right) * 2):
+        free = served.chat(text, tools=TOOLS, return_token_ids=True)["choices"][0]
+        strict = served.chat(text, tools=STRICT, return_token_ids=True)["choices"][0]
+        assert strict["token_ids"] == free["token_ids"] and strict["finish_reason"] == free["finish_reason"]
+    for tools in (TOOLS, STRICT):
+        for seed in range(3):
+            choice = served.chat(f"So: {call_text(wrong)}{call_text(wrong)}", tools=tools, seed=seed)["choices"][0]
+            assert choice["message"]["content"] == "So:"
+            arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+            if tools is STRICT:
+                assert arguments
+                for text in arguments:
+                    check_arguments(text)
+            else:
+                assert json.loads(arguments[0]) == json.loads(wrong), "it is the schema that changes the call"
+
+
+def test_json_and_tools_are_one_or_the_other(served: Served) -> None:
+    right, whole = call_text('{"city":"Rome","days":3}'), '{"name":"pear","size":7,"colors":["red"]}'
+    called = served.chat(right, tools=TOOLS, **of_schema(SCHEMA))["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+    answered = served.chat(whole, tools=TOOLS, **of_schema(SCHEMA))["choices"][0]
+    assert (answered["message"]["content"], answered["finish_reason"]) == (whole, "stop")
+    for seed in range(3):
+        message = served.chat("neither", tools=TOOLS, seed=seed, **of_schema(SCHEMA))["choices"][0]["message"]
+        if message["content"] is None:
+            check_arguments(message["tool_calls"][0]["function"]["arguments"])
+        else:
+            Fruit.model_validate_json(message["content"])
+    any_object = served.chat('{"a": 1}', tools=TOOLS, response_format={"type": "json_object"})["choices"][0]
+    assert any_object["message"]["content"] == '{"a": 1}'
+
+
+def test_a_tool_that_may_not_be_called_leaves_the_structure(served: Served) -> None:
+    fields: dict[str, Any] = {"tools": STRICT, "tool_choice": "none", S: {"regex": "[xy]{4}"}}
+    choice = served.chat("xyxy", **fields)["choices"][0]
+    assert choice["message"]["content"] == "xyxy"

@@ -1,0 +1,57 @@
+"""Structured output of a request as options of the runtime: at most one grammar, for structure and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specrt.engines.errors import SpecrtError, UsageError
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.structured import json_rule, schema_text
+from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
+from specrt.tools.serving.protocol.errors import ApiError, refused
+from specrt.tools.serving.protocol.requests import Wanted
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[str, int]) -> dict[str, Any]:
+    """The option that constrains the text, or none. ``form`` is the format of tool calls.
+
+    A forced response is one call. With JSON and tools, the text is either. Raises ``UsageError``.
+    """
+    structure, use = wanted.structure, wanted.tools
+    if use is None or form is None:
+        return {structure.option: structure.value} if structure else {}
+    if use.is_forced:
+        return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, use.name)}
+    if structure is not None:
+        schema = schema_text("json_schema", structure.value) if structure.option == "json_schema" else _ANY_OBJECT
+        return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, otherwise=[json_rule(schema)])}
+    return {"grammar": strict_tool_grammar(form, use.schemas, special_tokens)} if use.is_strict else {}
+
+
+def refused_request(error: SpecrtError, wanted: Wanted, runtime: Runtime) -> ApiError:
+    """The 400 that names the field that the runtime refused, also in a grammar of several parts."""
+    names = {"prompt": "messages"} if wanted.is_chat else {}
+    if wanted.structure is not None:
+        names[wanted.structure.option] = wanted.structure.param
+    if wanted.tools is not None:
+        names["grammar"] = "tools"
+    if not isinstance(error, UsageError):  # llguidance is not installed
+        return refused(error, names, "unsupported_parameter")
+    if wanted.tools is not None and str(error).startswith("grammar: "):
+        for param, options in _parts(wanted):
+            try:
+                runtime.stream([0], **options)
+            except UsageError as of_part:
+                return refused(of_part, {next(iter(options)): param})
+    return refused(error, names)
+
+
+def _parts(wanted: Wanted) -> Iterator[tuple[str, dict[str, Any]]]:
+    assert wanted.tools is not None
+    for index, schema in enumerate(wanted.tools.schemas):
+        yield f"tools[{index}].function.parameters", {"grammar": tool_call_grammar("json", [schema], {})}
+    if wanted.structure is not None:
+        yield wanted.structure.param, {wanted.structure.option: wanted.structure.value}
