@@ -172,7 +172,7 @@ class Service:
         return choices, total
 
     def _form(self, wanted: Wanted) -> str | None:
-        """The name of the format of tool calls, where there may be some."""
+        """The name of the format of tool calls; None if there can be none."""
         if wanted.tools is None or wanted.chat is None:
             return None
         template = self.runtime.codec.template(wanted.chat)

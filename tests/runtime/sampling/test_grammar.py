@@ -1,4 +1,4 @@
-"""What a constraint allows: the masks of a fresh matcher, wherever it was before."""
+"""What a constraint allows: the masks of a fresh matcher, whatever state it was in before."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def internal(error: BaseException) -> ApiError:
 
 
 def refused(error: SpecrtError, names: Mapping[str, str] | None = None, code: str | None = None) -> ApiError:
-    """A 400 that names the field which the runtime refused; ``names`` maps names of options to those of fields."""
+    """A 400 that names the field that the runtime refused. ``names`` maps option names to field names."""
     option, _, reason = str(error).partition(": ")
     fields = {**_PARAMS, **(names or {})}
     if not reason or not (option in fields or option.isidentifier()):
