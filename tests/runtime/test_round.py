@@ -1,4 +1,4 @@
-"""The round on the fake engine: the output is the target's own whatever is drafted, and every count is exact.
+"""The round on the fake engine: the output is the target's for any draft, and every count is exact.
 
 The fake's next token is a hash of its cache, so a wrong position, a lost row or a bad rollback shows in the output.
 """

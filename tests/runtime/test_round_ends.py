@@ -1,4 +1,4 @@
-"""Where a round ends the text: the tokens asked for, the contexts, ids that only a draft knows, and EOS."""
+"""Where a round ends the text: the requested tokens, the contexts, ids that only a draft knows, and EOS."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
     assert done.finish_reason == "length"
 
 
-def test_eos_in_the_prompt_does_not_stop_and_the_last_token_that_is_eos_says_stop() -> None:
+def test_eos_in_the_prompt_does_not_stop_and_eos_as_the_last_token_gives_stop() -> None:
     tokens = continuation(hashed(13), 6)
     eos = [*PROMPT, tokens[-1]]
     done = run(open_target(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))

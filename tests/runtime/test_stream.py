@@ -1,4 +1,4 @@
-"""Where a text ends: stop strings, stop ids and lengths cut ids, text, log-probabilities, figures and caches alike.
+"""Where a text ends: stop strings, stop ids and lengths cut ids, text, log-probabilities, figures and caches.
 
 PLAIN looks for stop strings in the text of each beginning of the plain ids.
 """

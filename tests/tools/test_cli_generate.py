@@ -20,7 +20,7 @@ from tests.tools.commands import PROMPT, invoke
 
 @pytest.fixture(scope="module")
 def expected(tiny_bundle: Path) -> Any:
-    """What the library says, plainly decoded."""
+    """The library's text by plain decoding."""
     with specrt.load(tiny_bundle) as runtime:
         return runtime.generate(PROMPT, max_new_tokens=20, num_speculative_tokens=0)
 
@@ -30,7 +30,7 @@ Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Invoke:
-    """The command in a process of its own, away from the checkout."""
+    """The command in a separate process, outside the checkout."""
 
     def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "specrt.tools.cli", *map(str, arguments)]

@@ -1,4 +1,4 @@
-"""A GPU for tests without one: its memory is the host's, at real addresses; its stream runs only when somebody waits.
+"""A GPU for tests without one: its memory is the host's, at real addresses; its stream runs only at a wait.
 
 So a read without a wait sees what was there before, and page-locked memory that is overwritten too early shows in the
 answer. It refuses what CUDA refuses, and counts.

@@ -1,4 +1,4 @@
-"""The oracles' parts: inverse CDF in two levels, ``match``, and ``block`` row by row."""
+"""The numpy reference in parts: inverse CDF in two levels, ``match``, and ``block`` row by row."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_eta_at_the_edge_rejects_and_one_below_accepts() -> None:
     assert numpy_samplers.block(p, q, np.array([0]), np.array([below], np.float32), (0.5, 0.5)) == (1, 1)
 
 
-def test_what_the_target_never_says_is_rejected_even_at_eta_0() -> None:
+def test_an_id_of_target_probability_0_is_rejected_even_at_eta_0() -> None:
     p, q = np.array([[0, 1], [1, 0]], np.float32), np.array([[0.5, 0.5]], np.float32)
     assert numpy_samplers.block(p, q, np.array([0]), np.zeros(1, np.float32), (0.5, 0.5)) == (0, 1)
 

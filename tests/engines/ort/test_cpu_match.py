@@ -1,4 +1,4 @@
-"""The match sampler on ONNX Runtime against its oracle."""
+"""The match sampler on ONNX Runtime against the numpy reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judgements(draw: st.DrawFn, rows: int) -> tuple[Array, list[int], list[int]]
 @pytest.mark.parametrize("rows", range(1, 10))
 @settings(max_examples=40)
 @given(data=st.data())
-def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
+def test_the_match_sampler_equals_the_reference(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
     logits, ids, indices = data.draw(judgements(rows))
     binding = sampler.open()
     try:

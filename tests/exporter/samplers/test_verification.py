@@ -73,7 +73,7 @@ def drafted_case(seed: int, vocab_size: int, kinds: list[str], on_grid: bool) ->
 
 def check(case: Drafted, k: int, seed: int) -> None:
     outputs = sampler(BLOCK, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
-    assert verified(outputs) == numpy_samplers.block(*case.for_oracle)
+    assert verified(outputs) == numpy_samplers.block(*case.for_reference)
 
 
 # --- block ---------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
     for uniform in (0.1, 0.4, 0.7, 0.9):
         case = Drafted(p, q, np.array([0]), np.array([BELOW_ONE], np.float32), (0.0, uniform))
         check(case, MAX_K, 0)
-        accepted, token = numpy_samplers.block(*case.for_oracle)
+        accepted, token = numpy_samplers.block(*case.for_reference)
         assert accepted == 0
         assert token == (numpy_samplers.draw(p[0], 0.0, uniform) if is_rounding else vocab_size - 1)
 
@@ -135,7 +135,7 @@ def margin(case: Drafted) -> float:
             distances.append(rest or np.inf)
             chance = missing / rest if rest else 1.0
         distances.append(abs(eta - chance))
-    accepted, _ = numpy_samplers.block(*case.for_oracle)
+    accepted, _ = numpy_samplers.block(*case.for_reference)
     weights = p[accepted]
     if accepted < len(q):
         residual = np.maximum(prefixes[accepted] * p[accepted] - q[accepted], 0)

@@ -98,7 +98,7 @@ it is watched. The same model type may be refused with other options in its conf
 they are refused, since their attention is bidirectional.
 
 What is exported: decoder-only models with softmax attention over a KV cache, which call transformers' attention, mask
-and cache interfaces, whatever their positions, norms, biases and activations are. Layers may have sliding windows of
+and cache interfaces, for all positions, norms, biases and activations. Layers may have sliding windows of
 any size, groups of queries on one KV head, soft caps, and scales of their own.
 
 **Head sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those

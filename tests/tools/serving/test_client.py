@@ -43,7 +43,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_the_tiny_model_in_fp32_rounds_alike(runtime: Runtime) -> None:
+def test_the_tiny_model_in_fp32_needs_no_reproducible_passes(runtime: Runtime) -> None:
     assert not needs_reproducible(runtime)
 
 

@@ -75,7 +75,7 @@ def stored(tiny_bundle: Path, tmp_path: Path) -> tuple[Path, Tuning]:
 
 
 @pytest.mark.parametrize("name", ["bundle", "cpu", "threads", "backend", "specrt", "onnxruntime"])
-def test_a_tuning_of_another_place_is_not_used_and_that_is_said(stored: tuple[Path, Tuning], name: str) -> None:
+def test_a_tuning_of_another_place_is_not_used_and_reported(stored: tuple[Path, Tuning], name: str) -> None:
     bundle, tuning = stored
     assert tuning_for(bundle, "onnxruntime", 1) == tuning
     data = to_json(tuning)
@@ -87,7 +87,7 @@ def test_a_tuning_of_another_place_is_not_used_and_that_is_said(stored: tuple[Pa
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"target_ms": 3}', "\xff"])
-def test_a_file_that_is_none_is_not_used_and_that_is_said(stored: tuple[Path, Tuning], content: str) -> None:
+def test_a_file_that_is_no_tuning_is_not_used_and_reported(stored: tuple[Path, Tuning], content: str) -> None:
     bundle, _ = stored
     tuning_path(bundle).write_text(content, encoding="latin-1")
     reported: list[str] = []
