@@ -239,7 +239,7 @@ def test_log_probabilities_are_given_only_when_asked_for(runtime: Runtime, promp
 
 @pytest.mark.slow
 def test_a_self_draft_is_nearly_always_accepted_when_sampling(runtime: Runtime, prompts: list[list[int]]) -> None:
-    """Draft and target are one distribution but for the rounding of passes of other widths."""
+    """Draft and target have the same distribution, except for rounding in passes of other widths."""
     options: dict[str, Any] = {"temperature": 0.8, "rule": "block", "num_speculative_tokens": 5, "draft": "model"}
     stats = runtime.generate(prompts[0], **options, seed=1, max_new_tokens=60, ignore_eos=True).stats
     assert stats.draft_acceptance_rate is not None

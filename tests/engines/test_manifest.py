@@ -1,4 +1,4 @@
-"""``bundle.json``: written and read back; each kind of damage is one line that says what and how to fix it."""
+"""``bundle.json``: written and read back; each kind of damage gives one line with the cause and the fix."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused_at_export(model: Path, tmp
 
 
 def test_a_tokenizer_whose_class_decodes_otherwise_is_refused(tmp_path: Path) -> None:
-    """transformers' class may do what ``tokenizer.json`` does not say."""
+    """transformers' class may do more than ``tokenizer.json`` describes."""
 
     class Shouting(PreTrainedTokenizerFast):
         def _decode(self, *args: Any, **kwargs: Any) -> str:
@@ -248,7 +248,7 @@ def test_reference_ids_are_never_all_the_same(answer: list[int], vocab_size: int
 
 
 def test_reference_ids_of_a_text_are_the_text_s() -> None:
-    """The control: a tokenizer that knows the text is not helped."""
+    """The control: a tokenizer that has the text is not changed."""
     tokenizer = tiny_tokenizer()
     ids = reference_ids(tokenizer, VOCAB_SIZE)
     assert tokenizer.decode(ids).startswith("def area(radius):\n    return 3.14159")

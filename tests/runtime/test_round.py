@@ -103,7 +103,7 @@ def test_the_figures_of_a_whole_generation(
     ],
 )
 def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[int]) -> None:
-    """201 tokens. One pass for each drafted token: catching up costs none of its own."""
+    """201 tokens. One pass for each drafted token; catching up takes no extra pass."""
     engine = engine_of(hashed(3))
     target, draft = open_target(engine), open_draft(engine)
     done = run(target, ModelDrafter(*draft, VOCAB_SIZE), limits_of(k, 201))

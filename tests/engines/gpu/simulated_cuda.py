@@ -31,7 +31,7 @@ class Graph:
 
 @dataclass
 class Event:
-    """``time`` is None from the moment at which it is recorded until the stream comes to it."""
+    """``time`` is None after it is recorded until the stream reaches it."""
 
     time: float | None = None
     is_recorded: bool = False

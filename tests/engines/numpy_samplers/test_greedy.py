@@ -182,7 +182,7 @@ def test_equal_rows_accept_everything(eta: float) -> None:
 
 
 def test_a_residual_that_is_only_rounding_is_not_drawn_from() -> None:
-    """Row 0 of p is that of q but for two ulps at the drafted id, which eta just rejects."""
+    """Row 0 of p is that of q except for two ulps at the drafted id, which eta just rejects."""
     q = np.array([[0.5, 0.25, 0.25]], np.float32)
     p = np.array([[0.5 - 2**-24, 0.25, 0.25 + 2**-25], [0, 0, 1]], np.float32)
     eta = np.array([BELOW_ONE], np.float32)

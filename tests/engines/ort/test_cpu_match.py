@@ -67,7 +67,7 @@ def test_the_match_sampler_equals_the_reference(sampler: OrtEngine, rows: int, d
 
 @pytest.mark.parametrize("rows", range(1, 10))
 def test_the_match_sampler_at_every_acceptance(sampler: OrtEngine, rows: int) -> None:
-    """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each place in turn, right ones follow it."""
+    """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each position in turn."""
     binding = sampler.open()
     binding.host[LOGITS][:rows] = np.eye(SPEC.vocab_size)[1 : rows + 1]
     binding.host[ROW_INDICES][:rows] = np.arange(2, rows + 2)

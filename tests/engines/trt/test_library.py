@@ -105,7 +105,7 @@ def test_other_backends_have_no_engines() -> None:
     ],
 )
 def test_what_is_no_engine_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
-    """The real library: it returns None and says why in its log only."""
+    """The real library returns None and gives the reason only in its log."""
     trt = load_library("tensorrt-rtx")
     logger = make_logger(trt)
     path = tmp_path / "target.engine"

@@ -145,7 +145,7 @@ def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkey
 
 
 def test_passes_that_allocate_are_announced(simulated: SimulatedGpu) -> None:
-    """That nothing is allocated in a round rests on the engine: it is asked once it has run."""
+    """Whether a round allocates depends on the engine, which is checked after its first run."""
     binding = target_of(simulated).open()
     simulated.library.is_capturable = False
     binding.run(1, 1)

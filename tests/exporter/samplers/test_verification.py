@@ -107,7 +107,7 @@ def test_a_sampler_serves_every_row_count_up_to_its_own(k: int) -> None:
 def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
     vocab_size: int, log_shift: int, is_rounding: bool
 ) -> None:
-    """p is q, but for a power of two that goes from the drafted id to the last one."""
+    """p is q, except for a power of two that goes from the drafted id to the last one."""
     q = np.zeros((1, vocab_size), np.float32)
     q[0, [0, 1, -1]] = 0.5, 0.25, 0.25
     p = np.vstack([q, q])

@@ -248,7 +248,7 @@ def test_an_adapter_that_is_not_whole_is_refused(case: str, base: Path, adapter:
 def test_a_merge_that_peft_gets_wrong_is_detected(
     base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a weight of its own for the adapted embedding, the head that shares it changes too."""
+    """Without a separate weight for the adapted embedding, the head that shares it changes too."""
     tied = save_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
     folder = save_adapter(tmp_path / "embedding", tied, target_modules=["embed_tokens"])
     monkeypatch.setattr(merging, "_untie", lambda adapted: None)

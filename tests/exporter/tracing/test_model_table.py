@@ -1,4 +1,4 @@
-"""docs/models.md says of every row what ``observe`` says, and what it calls exported answers as transformers does."""
+"""docs/models.md has the result of ``observe`` in every row, and models listed as exported match transformers."""
 
 from __future__ import annotations
 

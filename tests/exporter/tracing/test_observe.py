@@ -1,4 +1,4 @@
-"""What cannot be exported faithfully is refused before any weight is read, in one line that says what is supported."""
+"""What cannot be exported faithfully is refused before any weight is read, in one line that lists what is supported."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
 
 
 class Exported:
-    """A tiny model's graph in fp16 and its copy on ONNX Runtime, and what torch says in fp32."""
+    """A tiny model's graph in fp16 and its copy on ONNX Runtime, and torch's logits in fp32."""
 
     def __init__(self, traces: Traces, name: str, folder: Path) -> None:
         self.name = name

@@ -192,7 +192,7 @@ def test_a_long_prompt_is_not_fed_for_a_gain_within_the_error_of_the_estimates(r
 
 
 def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> None:
-    """A warm-up of a few tokens was enough, where a draft must earn back its prefill: it was never asked again."""
+    """After a warm-up of a few tokens, a draft that must earn back its prefill was never tried again."""
     draft_ms = {"1": 1.5, "64": 33.0, "512": 260.0}
     target_ms = {str(width): 10.0 * (1 + 0.02 * (width - 1)) for width in range(1, K + 2)}
     estimates = OnlineEstimates.of(K, (0.02, 0.02), target_ms, draft_ms, {MODEL: [0.75]})

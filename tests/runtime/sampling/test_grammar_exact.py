@@ -108,7 +108,7 @@ class MaskedPair:
         return self.cut(prefix, (*proposal.drafted[:accepted], tokens[accepted]))
 
     def cut(self, prefix: Tokens, new: Tokens) -> Tokens:
-        """Up to where the text ends, or is none of the grammar's."""
+        """Up to the end of the text, or to the first id outside the grammar."""
         for end in range(1, len(new) + 1):
             before, token = prefix + new[: end - 1], new[end - 1]
             if not self.constraint.mask((), before).allows(token) or self.has_ended(prefix + new[:end]):

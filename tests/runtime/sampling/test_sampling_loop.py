@@ -1,6 +1,6 @@
 """Sampling in the loop: with a seed, what is drafted changes no token; without, ``block`` keeps the distribution.
 
-PLAIN (``decode``) is written by hand in float64 and knows no speculation. Processing and filters are on in half the
+PLAIN (``decode``) is written by hand in float64, without speculation. Processing and filters are on in half the
 cases.
 """
 

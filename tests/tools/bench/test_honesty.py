@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Methods whose processes are a script; gives a way to bench them against an honest ``plain``."""
+    """Methods whose processes are a script; returns a function that benches them against an honest ``plain``."""
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
 

@@ -69,7 +69,7 @@ def test_runs_that_disagree_widen_the_interval() -> None:
 
 
 def test_runs_of_a_block_stay_together() -> None:
-    """A slow moment that met both methods in the same run says nothing about their ratio."""
+    """A slow moment that affected both methods in the same run does not change their ratio."""
     slow = [runs(1.0, 9.0)] * 4
     assert interval(slow, slow) == pytest.approx((1.0, 1.0))
 

@@ -26,7 +26,7 @@ def counts_of(tokens: list[int], num_prompt: int, k: int) -> dict[str, Count]:
 
 
 def test_lookups_are_counted_as_they_would_have_been_verified() -> None:
-    """The text 1 2 3 4 | 1 2 3 9: after 1 it goes on with 2 3, as drafted, and then otherwise."""
+    """The text 1 2 3 4 | 1 2 3 9: after 1 it continues with 2 3, as drafted, and then differently."""
     counts = counts_of([1, 2, 3, 4, 1, 2, 3, 9, 7], 4, 3)
     after_1, after_1_2, after_1_2_3 = (counts[ngram_source(size)] for size in (1, 2, 3))
     assert (after_1.verified, after_1.accepted) == ([1, 1, 1], [1, 1, 0])
