@@ -221,7 +221,7 @@ def test_verify_passes_on_onnxruntime_with_cuda(half: Path, tmp_path: Path) -> N
     assert [check.name for check in certificate.checks if not check.passed] == []
 
 
-def test_doctor_says_what_runs(built: tuple[Path, str]) -> None:
+def test_doctor_reports_what_runs(built: tuple[Path, str]) -> None:
     found = {ability.name: ability for ability in examine().abilities}
     assert found[f"run with {built[1]}"].possible, found[f"run with {built[1]}"]
 

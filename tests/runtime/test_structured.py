@@ -20,7 +20,7 @@ def test_a_schema_is_a_dict_or_json_text() -> None:
     assert json.loads(given.lark.splitlines()[0].removeprefix("start: %json "))["properties"] == schema["properties"]
 
 
-def test_white_space_is_bounded_unless_the_schema_says_otherwise() -> None:
+def test_white_space_is_bounded_unless_the_schema_sets_it() -> None:
     def guidance(schema: dict[str, Any]) -> Any:
         grammar = grammar_of(json_schema=json.dumps(schema))
         assert grammar is not None

@@ -147,7 +147,7 @@ def test_fp32_has_no_attention_on_cuda(tiny_bundle: Path, gpu: SimulatedOrt) -> 
         specrt.load(tiny_bundle, device="cuda")
 
 
-def test_without_a_gpu_one_line_says_so(half: Path) -> None:
+def test_without_a_gpu_the_error_is_one_line(half: Path) -> None:
     if "CUDAExecutionProvider" in real_ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     with pytest.raises(BackendError, match=r"device cuda: .*(driver|install)"):

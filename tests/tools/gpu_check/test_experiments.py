@@ -97,7 +97,7 @@ def test_samplers_are_those_of_numpy(simulated: SimulatedGpu, monkeypatch: pytes
     execute = IExecutionContext.execute_async_v3
 
     def last_of_ties(self: IExecutionContext, stream: int) -> bool:
-        """What a library does whose ArgMax gives the last one of equals: the ids of logits in reverse."""
+        """A library whose ArgMax returns the last of equal values: the ids of reversed logits."""
         done = execute(self, stream)
         if self.engine.graph.endswith("match.onnx"):
             address, rows = self.addresses["tokens"], self.shapes["row_indices"][0]

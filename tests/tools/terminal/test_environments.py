@@ -134,7 +134,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of models in which one is there already, as far as its size shows."""
+    """A home of models in which one seems to exist already, by its size."""
     folder = tmp_path_factory.mktemp("models")
     model = MODELS["smollm2-135m"]
     (folder / model.name).mkdir()
