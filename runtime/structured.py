@@ -34,16 +34,22 @@ def schema_text(name: str, value: Any) -> str:
     if not isinstance(schema, Mapping | bool):
         raise UsageError(f"{name}: got {type(schema).__name__}, expected a JSON schema: an object, or its JSON text")
     try:
-        return json.dumps(schema, ensure_ascii=False)
+        return _unicode(name, json.dumps(schema, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{name}: not JSON ({error}); expected a JSON schema of plain values") from error
+
+
+def _unicode(name: str, text: str) -> str:
+    if not text.isascii() and re.search(r"[\ud800-\udfff]", text):
+        raise UsageError(f"{name}: got half a surrogate pair, expected Unicode text; read it as UTF-8")
+    return text
 
 
 def pattern_text(name: str, value: Any) -> str:
     """A non-empty string. Raises ``UsageError``."""
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{name}: got {value!r}, expected a non-empty string")
-    return value
+    return _unicode(name, value)
 
 
 def lark_text(name: str, value: Any) -> str:
@@ -55,11 +61,20 @@ def lark_text(name: str, value: Any) -> str:
 
 
 def json_rule(schema: str) -> str:
-    """A JSON schema as an item of a Lark rule. ``schema`` is JSON text."""
-    parsed = json.loads(schema)
+    """A JSON schema as an item of a Lark rule. ``schema`` is JSON text. Raises ``UsageError`` for too many levels."""
+    try:
+        return _json_rule(json.loads(schema))
+    except RecursionError as error:
+        raise UsageError("json_schema: got too many levels of nesting; use fewer, or $ref") from error
+
+
+def _json_rule(parsed: Any) -> str:
     if isinstance(parsed, bool):
         parsed = {} if parsed else {"enum": []}
-    guidance = {**_WHITESPACE, **parsed.get("x-guidance", {})}
+    given = parsed.get("x-guidance", {})
+    if not isinstance(given, dict):
+        raise UsageError(f"json_schema: x-guidance: got {given!r}, expected an object")
+    guidance = {**_WHITESPACE, **given}
     if guidance.get("whitespace_flexible") is False:
         del guidance["whitespace_pattern"]
     return "%json " + json.dumps({**parsed, "x-guidance": guidance}, ensure_ascii=False)

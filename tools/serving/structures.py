@@ -12,6 +12,7 @@ from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_gramma
 from specrt.tools.serving.protocol.errors import ApiError, refused
 from specrt.tools.serving.protocol.requests import Wanted
 
+MAX_CHARS = 1 << 17  # of a schema or grammar, since compiling takes a time that others wait for
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -20,13 +21,22 @@ def grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[st
 
     A forced response is one call. With JSON and tools, the text is either. Raises ``UsageError``.
     """
+    options = _grammar_options(wanted, form, special_tokens)
+    for name, value in options.items():
+        if isinstance(value, str) and len(value) > MAX_CHARS:
+            raise UsageError(f"{name}: got {len(value)} characters, expected at most {MAX_CHARS}")
+    return options
+
+
+def _grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[str, int]) -> dict[str, Any]:
     structure, use = wanted.structure, wanted.tools
+    is_schema = structure is not None and structure.option == "json_schema"
+    schema = schema_text("json_schema", structure.value) if structure and is_schema else _ANY_OBJECT
     if use is None or form is None:
-        return {structure.option: structure.value} if structure else {}
+        return {structure.option: schema if is_schema else structure.value} if structure else {}
     if use.is_forced:
         return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, use.name)}
     if structure is not None:
-        schema = schema_text("json_schema", structure.value) if structure.option == "json_schema" else _ANY_OBJECT
         return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, otherwise=[json_rule(schema)])}
     return {"grammar": strict_tool_grammar(form, use.schemas, special_tokens)} if use.is_strict else {}
 

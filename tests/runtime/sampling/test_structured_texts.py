@@ -13,7 +13,7 @@ import pytest
 import specrt
 from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
-from specrt.runtime.structured import grammar_of
+from specrt.runtime.structured import grammar_of, json_rule
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
 from specrt.tools.serving.protocol.tool_parsers import FORMATS, tool_parser
 from tests.runtime.bundles import Open
@@ -186,6 +186,24 @@ def test_a_tool_call_is_forced_in_every_format(tiny: Runtime, form: str) -> None
             assert name in (None, call.name) and done.finish_reason == "stop"
             called.add(call.name)
     assert "get-time" in called
+
+
+def test_what_no_grammar_can_be_made_of_is_one_line(tiny: Runtime) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"json_schema": deep}, "json_schema: "),
+        ({"json_schema": {"x-guidance": 5}}, "json_schema: x-guidance: got 5, expected an object"),
+        ({"json_schema": {"const": "\ud800"}}, "json_schema: got half a surrogate pair"),
+        *(({name: "a\ud800"}, f"{name}: got half a surrogate pair") for name in ("regex", "grammar")),
+    ]
+    for options, message in wrong:
+        with pytest.raises(UsageError, match="^" + re.escape(message)) as caught:
+            tiny.generate("Hello", **options)
+        assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(UsageError, match=r"^json_schema: got too many levels of nesting"):
+        json_rule('{"items": ' * 5000 + "{}" + "}" * 5000)
 
 
 def test_marks_that_are_special_tokens_are_generated_as_such() -> None:

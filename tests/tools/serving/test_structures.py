@@ -148,6 +148,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (of_schema({"type": "array", "uniqueItems": True}), SCHEMA_FIELD, "uniqueItems"),
     (of_schema([]), SCHEMA_FIELD, "got list, expected a JSON schema"),
     (of_schema({"$ref": "http://x/y"}), SCHEMA_FIELD, "$ref"),
+    (of_schema({"x-guidance": 5}), SCHEMA_FIELD, "x-guidance"),
+    (of_schema({"const": "HALF"}), SCHEMA_FIELD, "surrogate"),
+    ({S: {"regex": "HALF"}}, f"{S}.regex", "surrogate"),
+    ({S: {"choice": ["HALF"]}}, f"{S}.choice", "surrogate"),
+    ({"grammar": 'start: "HALF"'}, "grammar", "surrogate"),
+    ({"tools": [tool({"const": "HALF"})], "tool_choice": "required"}, "messages", "surrogate"),
     ({"json_schema": {"not": {}}}, "json_schema", "not"),
     ({S: {}}, S, "got 0 of json, regex, grammar"),
     ({S: {"regex": "a", "json": {}}}, S, "got 2 of json, regex, grammar"),
@@ -175,15 +181,32 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "reason"), WRONG, ids=[str(fields) for fields, _, _ in WRONG])
+@pytest.mark.parametrize(("fields", "param", "reason"), WRONG, ids=[str(fields)[:120] for fields, _, _ in WRONG])
 def test_what_is_wrong_is_named_before_anything_is_generated(
     served: Served, fields: dict[str, Any], param: str, reason: str
 ) -> None:
-    response = served.post("/v1/chat/completions", messages=MESSAGES, stream=True, **fields)
+    body = json.dumps({"messages": MESSAGES, "stream": True, **fields}).replace("HALF", "\\ud800")
+    response = served.client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert error["message"].startswith(f"{param}: ") and reason in error["message"], error
     assert "\n" not in error["message"]
+
+
+def test_what_takes_long_to_compile_is_refused(tiny: Served) -> None:
+    texts = [str(number) for number in range(30_000)]
+    for fields in ({"json_schema": {"enum": texts}}, {"grammar": f"start: {' | '.join(texts)}"}):
+        error = tiny.post("/v1/chat/completions", messages=MESSAGES, **fields).json()["error"]
+        assert error["param"] == next(iter(fields)) and "at most 131072" in error["message"]
+
+
+def test_levels_of_nesting_are_an_error_of_the_request_wherever_they_end(served: Served) -> None:
+    for depth in (200, 300, *range(880, 1000, 6)):
+        schema = '{"items": ' * depth + "{}" + "}" * depth
+        body = json.dumps({"messages": MESSAGES, "json_schema": "SCHEMA"}).replace('"SCHEMA"', schema)
+        headers = {"content-type": "application/json"}
+        response = served.client.post("/v1/chat/completions", content=body, headers=headers)
+        assert response.status_code == 400, (depth, response.text)
 
 
 def test_without_llguidance_the_error_gives_the_command(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
