@@ -87,12 +87,12 @@ def _scalar(name: str, dtype: str = "float32") -> TensorSpec:
 
 
 _FED = (TensorSpec(INPUT_IDS, "int64", (1, WIDTH)), TensorSpec(ROW_INDICES, "int64", (ROWS,)))
-_JUDGED = (TensorSpec(TOKENS, "int64", (ROWS,)), TensorSpec(NUM_ACCEPTED, "int64", (1,)))
+_VERIFIED = (TensorSpec(TOKENS, "int64", (ROWS,)), TensorSpec(NUM_ACCEPTED, "int64", (1,)))
 _UNIFORMS = _rows(UNIFORMS, NUM_UNIFORMS)
 
 
 def _match(spec: ModelSpec, vocab_size: int) -> Contract:
-    return Contract((_rows(LOGITS, spec.vocab_size), *_FED), _JUDGED, spec.limits)
+    return Contract((_rows(LOGITS, spec.vocab_size), *_FED), _VERIFIED, spec.limits)
 
 
 def _penalties(spec: ModelSpec, vocab_size: int) -> Contract:
@@ -137,12 +137,12 @@ def _nucleus(spec: ModelSpec, vocab_size: int) -> Contract:
 
 
 def _match_sampled(spec: ModelSpec, vocab_size: int) -> Contract:
-    return Contract((_rows(PROBS, vocab_size), *_FED, _UNIFORMS), _JUDGED, spec.limits)
+    return Contract((_rows(PROBS, vocab_size), *_FED, _UNIFORMS), _VERIFIED, spec.limits)
 
 
 def _block(spec: ModelSpec, vocab_size: int) -> Contract:
     inputs = (_rows(PROBS, vocab_size), _rows(DRAFT_PROBS, vocab_size), *_FED, _UNIFORMS)
-    return Contract(inputs, _JUDGED, spec.limits)
+    return Contract(inputs, _VERIFIED, spec.limits)
 
 
 def _logprobs(spec: ModelSpec, vocab_size: int) -> Contract:

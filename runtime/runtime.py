@@ -16,8 +16,8 @@ from specrt.engines.processor import available_cores
 from specrt.engines.storage.integrity import check_files
 from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
+from specrt.runtime.drafting.constrained import ConstrainedDrafter, ConstrainedModelDrafter
 from specrt.runtime.drafting.drafters import (
-    ConstrainedDrafter,
     DeferredDrafter,
     Drafter,
     ModelDrafter,
@@ -196,6 +196,8 @@ class Runtime:
         model = slot.draft.model
         if self._is_deferred(model, target.model, settings):
             return DeferredDrafter(model, sampler, self._vocab_size, target.sampler)
+        if constraint is not None:
+            return ConstrainedModelDrafter(model, sampler, self._vocab_size, constraint)
         return ModelDrafter(model, sampler, self._vocab_size)
 
     def _is_deferred(self, draft: KVCachedModel, target: KVCachedModel, settings: Settings) -> bool:

@@ -27,7 +27,7 @@ for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the driver shows a GPU. Asks no CUDA library, so that no backend needs to be installed."""
+    """Whether the driver shows a GPU. Calls no CUDA library, so that no backend needs to be installed."""
     if Path("/dev/nvidia0").exists():
         return True
     if shutil.which("nvidia-smi") is None:
@@ -62,6 +62,6 @@ def tiny_bundle(exports: Exports) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_tensorrt_bundle(exports: Exports) -> Path:
-    """A bundle of the tiny Llama in fp16 with a draft of its own for TensorRT, K = 3, context 96, without engines."""
+    """A bundle of the tiny Llama in fp16 with its own draft for TensorRT, K = 3, context 96, without engines."""
     draft = exports.model(num_hidden_layers=1)
     return exports.bundle(exports.model(), str(draft), 3, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx")

@@ -88,7 +88,7 @@ def run_tests(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
 
 
 def outcome_of(mutation: Mutation) -> tuple[bool, str]:
-    """(whether it was killed, a line that says so)."""
+    """(whether it was killed, a line for the report)."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

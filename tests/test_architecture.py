@@ -64,7 +64,7 @@ def package_of(path: Path, root: Path = ROOT) -> list[str]:
 
 
 def imported_by(node: ast.AST, package: list[str]) -> list[str]:
-    """Absolute names that a node imports; a string that names a module of ours counts, as for ``import_module``."""
+    """Absolute names that a node imports; a string that names a module of specrt counts, as for ``import_module``."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -93,7 +93,7 @@ def nodes_run_at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def arrow_of(name: str) -> str | None:
-    """The package of ours that ``name`` is in: ``specrt.engines.contract.LOGITS`` -> ``engines``."""
+    """The package of specrt that ``name`` is in: ``specrt.engines.contract.LOGITS`` -> ``engines``."""
     root, _, rest = name.partition(".")
     return rest.split(".")[0] if root == "specrt" else None
 

@@ -216,7 +216,7 @@ def test_each_token_has_the_log_probability_of_the_target(
     emitted_logits: list[Array],
     way: dict[str, Any],
 ) -> None:
-    """Of its raw logits, whatever the sampling does to them."""
+    """Of its raw logits, for any sampling options."""
     options = {**SAMPLING["penalties"], **way}
     result = runtime.generate(prompts[1], **options, seed=3, max_new_tokens=24, ignore_eos=True, logprobs=5)
     assert result.logprobs is not None
@@ -239,7 +239,7 @@ def test_log_probabilities_are_given_only_when_asked_for(runtime: Runtime, promp
 
 @pytest.mark.slow
 def test_a_self_draft_is_nearly_always_accepted_when_sampling(runtime: Runtime, prompts: list[list[int]]) -> None:
-    """Draft and target are one distribution but for the rounding of passes of other widths."""
+    """Draft and target have the same distribution, except for rounding in passes of other widths."""
     options: dict[str, Any] = {"temperature": 0.8, "rule": "block", "num_speculative_tokens": 5, "draft": "model"}
     stats = runtime.generate(prompts[0], **options, seed=1, max_new_tokens=60, ignore_eos=True).stats
     assert stats.draft_acceptance_rate is not None
@@ -248,7 +248,7 @@ def test_a_self_draft_is_nearly_always_accepted_when_sampling(runtime: Runtime, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int4", "int8", "w8a8"])
-def test_quantized_weights_answer_as_export_said_and_with_the_same_bits_over_widths(
+def test_quantized_weights_have_the_error_of_the_export_and_the_same_bits_over_widths(
     quantize: str, gguf: Path, tmp_path: Path
 ) -> None:
     """The kernels that run are those that were measured, and what ``reproducible`` rests on holds for them."""

@@ -1,4 +1,5 @@
-"""The real thing, where there is an NVIDIA GPU: SmolLM2 as TensorRT engines and on ONNX Runtime's CUDA provider.
+"""The real thing, where there is an NVIDIA GPU: the experiments of ``specrt gpu-check`` on their kit, and SmolLM2 as
+TensorRT engines and on ONNX Runtime's CUDA provider.
 
 Skipped elsewhere. What a GPU computes is compared with the CPU: logits within the dtype's rounding, and ids but for
 near ties. What must be equal to the last bit on one device is compared on that device.
@@ -31,6 +32,10 @@ from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.doctor import examine
+from specrt.tools.gpu_check.check import Report, gpu_check
+from specrt.tools.gpu_check.experiment import PASSED, SKIPPED
+from specrt.tools.gpu_check.make import make_kit
+from specrt.tools.gpu_check.table import EXPERIMENTS
 from specrt.tools.lab.gpu_rounds import measure
 from specrt.tools.lab.models import fetch
 from specrt.tools.rounds import run_rounds
@@ -216,7 +221,7 @@ def test_verify_passes_on_onnxruntime_with_cuda(half: Path, tmp_path: Path) -> N
     assert [check.name for check in certificate.checks if not check.passed] == []
 
 
-def test_doctor_says_what_runs(built: tuple[Path, str]) -> None:
+def test_doctor_reports_what_runs(built: tuple[Path, str]) -> None:
     found = {ability.name: ability for ability in examine().abilities}
     assert found[f"run with {built[1]}"].possible, found[f"run with {built[1]}"]
 
@@ -230,6 +235,20 @@ def test_an_engine_for_another_generation_is_refused(standard: Path, tmp_path: P
     build(bundle, "tensorrt-rtx", ["7.5"])
     with pytest.raises(SpecrtError, match=f"for compute capability 7.5, this GPU has {capability}"):
         specrt.load(bundle, backend="tensorrt-rtx")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The experiments of ``specrt gpu-check`` on their own kit, made here."""
+    return gpu_check(make_kit(tmp_path_factory.mktemp("kit") / "gpu-kit.tar.gz"))
+
+
+@pytest.mark.parametrize("name", [experiment.name for experiment in EXPERIMENTS])
+def test_experiments_of_gpu_check(checked: Report, name: str) -> None:
+    outcome = next(outcome for outcome in checked.outcomes if outcome.name == name)
+    if outcome.verdict == SKIPPED:
+        pytest.skip(outcome.reason)
+    assert (outcome.verdict, outcome.reason) == (PASSED, "")
 
 
 def test_rounds_are_measured(built: tuple[Path, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the README asks a reader to type is run here, on a tiny pair."""
+"""Runs the commands of the README on a tiny pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer of its own, which exports in a few seconds, for tests of what needs a bundle."""
+"""A tiny random model with its own tokenizer, which exports in a few seconds, for tests that need a bundle."""
 
 from __future__ import annotations
 

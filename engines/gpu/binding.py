@@ -1,4 +1,4 @@
-"""A slot's tensors on a device: allocated once, bound once; the part of a binding that knows no library."""
+"""A slot's tensors on a device, allocated and bound once: the common part of bindings of all libraries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specrt.engines.gpu.device import Device, DeviceArray, aligned, encoded
 from specrt.engines.interface import Array, Memory, begins_with
 from specrt.engines.samplers import HOST_WRITTEN
 
-_FEW_ITEMS = 16  # more single items are sent as the whole tensor
+_FEW_ITEMS = 16  # more items than this are sent as the whole tensor
 
 
 class DeviceBinding:
-    """See ``specrt.engines.interface.Binding``. Backends give ``_launch``; the lock of the device is held around it.
+    """See ``specrt.engines.interface.Binding``. Backends implement ``_launch``, which runs under the device's lock.
 
-    What the host writes is in one block, the mailbox, which goes to the device by one copy.
+    Tensors that the host writes are in one block, the mailbox, which is copied to the device at once.
     """
 
     is_async = True
@@ -140,7 +140,7 @@ class DeviceBinding:
         return self.device.api.elapsed_ms(*self._events) if self._events else None
 
     def _part(self, name: str) -> DeviceArray:
-        """What a pass uses of a tensor: the copy to the host is no longer than that."""
+        """The part of a tensor that the last pass used, so that only that is copied to the host."""
         tensor, spec = self._tensors[name], self._spec(name)
         width, rows = self._last
         shape = spec.resolve({**self.contract.limits, WIDTH: width, ROWS: rows})
@@ -150,7 +150,7 @@ class DeviceBinding:
         return next(t for t in (*self.contract.inputs, *self.contract.outputs) if t.name == name)
 
     def address(self, tensor: TensorSpec) -> int:
-        """Where a tensor is; an output that is an alias, where its input does."""
+        """The address of a tensor; for an aliased output that of its input."""
         return self._tensors[tensor.alias or tensor.name].address
 
     def shapes(self, width: int, rows: int) -> dict[str, tuple[int, ...]]:
@@ -172,4 +172,4 @@ class DeviceBinding:
             self.host = {}
 
     def _release(self) -> None:
-        """Give up what a backend keeps for the binding; work that uses it may be under way."""
+        """Release a backend's resources for the binding. Work that uses them may still be running."""

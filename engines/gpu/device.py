@@ -1,7 +1,7 @@
-"""A GPU's memory behind the interface: what bindings on a device have in common, whatever library runs their graphs.
+"""A GPU's memory and stream, shared by the bindings of all libraries.
 
-The host writes into ordinary memory. An upload copies that into a page-locked area, piece after piece, and enqueues the
-copy from there: the area is used again only after a wait, so nothing is overwritten that was not read yet.
+The host writes to ordinary memory. An upload copies it to a page-locked area, piece by piece, and enqueues a copy from
+there. The area is reused only after a wait, so no unread data is overwritten.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ READ_BYTES = 1 << 20
 
 
 def aligned(num_bytes: int) -> int:
-    """``num_bytes`` up to the next address that may begin a tensor."""
+    """``num_bytes`` rounded up to the alignment of tensors."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A tensor in a GPU's memory. ``mirror`` is what the host writes, for tensors that it does write."""
+    """A tensor in a GPU's memory. ``mirror`` is its copy on the host, for tensors that the host writes."""
 
     device: Device
     address: int
@@ -82,7 +82,7 @@ class Device:
         self._scratch: list[tuple[int, int]] = []  # (address, bytes), the largest last; older ones are still bound
 
     def upload(self, address: int, values: Array) -> None:
-        """Enqueue a copy of ``values`` to the GPU; they may be changed at once."""
+        """Enqueue a copy of ``values`` to the GPU. They may be changed afterwards."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         with self.lock:
             for start in range(0, data.size, UPLOAD_BYTES):
@@ -102,7 +102,7 @@ class Device:
             self.api.copy(target, source, num_bytes)
 
     def read(self, tensors: Sequence[DeviceArray]) -> list[Array]:
-        """Wait once, and give the tensors in arrays of their own. bfloat16 comes as float32."""
+        """Wait once and return copies of the tensors. bfloat16 is converted to float32."""
         with self.lock:
             starts, end = [], 0
             for tensor in tensors:
@@ -119,7 +119,7 @@ class Device:
             return [_decoded(self._inbox.bytes[start : start + t.num_bytes], t) for start, t in found]
 
     def wait(self) -> None:
-        """Wait until everything that was enqueued is done."""
+        """Wait for all enqueued work."""
         with self.lock:
             self.api.wait()
             self._used_bytes = 0
@@ -130,7 +130,7 @@ class Device:
             return self.api.allocate(num_bytes)
 
     def free(self, addresses: Sequence[int]) -> None:
-        """Free memory once nothing uses it any more."""
+        """Wait for all work, then free memory."""
         with self.lock:
             self.wait()
             for address in addresses:
@@ -139,7 +139,7 @@ class Device:
     def scratch(self, num_bytes: int) -> tuple[int, int]:
         """(address, bytes) of working memory that all contexts share: they never run at once.
 
-        Where it must grow, contexts that were opened before keep what they have.
+        If it must grow, earlier contexts keep the old memory.
         """
         with self.lock:
             if not self._scratch or self._scratch[-1][1] < num_bytes:
@@ -154,7 +154,7 @@ def _decoded(data: Array, tensor: DeviceArray) -> Array:
 
 
 def encoded(values: Array, dtype: str) -> Array:
-    """``values`` as a device keeps them: in ``dtype``; bfloat16 by its bits, cut off."""
+    """``values`` in ``dtype``; bfloat16 as its bits, truncated."""
     if dtype != "bfloat16":
         return np.ascontiguousarray(values, dtype)
     bits: Any = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
@@ -163,5 +163,5 @@ def encoded(values: Array, dtype: str) -> Array:
 
 @functools.cache
 def open_device(ordinal: int = 0) -> Device:
-    """The GPU, opened once in a process. Raises ``BackendError`` where there is none."""
+    """The GPU, opened once in a process. Raises ``BackendError`` if there is none."""
     return Device(driver.open_cuda(ordinal))

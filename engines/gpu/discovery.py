@@ -1,6 +1,6 @@
-"""Which NVIDIA GPUs are here. CUDA's driver is asked, in its order; ``nvidia-smi`` where cuda-bindings is missing.
+"""Lists NVIDIA GPUs, from CUDA's driver in its order, or from ``nvidia-smi`` if cuda-bindings is missing.
 
-``nvidia-smi`` has an order of its own, and knows no memory size of a GPU that shares the host's (Jetson, GB10).
+``nvidia-smi`` has another order, and does not report the memory of a GPU that shares the host's (Jetson, GB10).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _FIELDS = "name,compute_cap,driver_version,memory.total"
 
 @dataclass(frozen=True)
 class Gpu:
-    """``compute_capability`` as in ``8.9``; ``driver`` is its version, or the newest CUDA that it runs.
+    """A GPU. ``compute_capability`` is as in ``8.9``; ``driver`` is its version, or the newest CUDA that it runs.
 
-    ``memory_bytes`` is None where it is not known.
+    ``memory_bytes`` is None if it is not known.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Gpu:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine; none where there is no driver."""
+    """The GPUs of this machine; none without a driver."""
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -40,7 +40,7 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def _gpus_of(driver: Any) -> Iterator[Gpu]:
-    """GPUs by CUDA's driver API (``cuda.bindings.driver``). Creates no context. Raises ``RuntimeError``."""
+    """GPUs from CUDA's driver API (``cuda.bindings.driver``). Creates no context. Raises ``RuntimeError``."""
 
     def ask(name: str, *arguments: Any) -> Any:
         status, *values = getattr(driver, name)(*arguments)
@@ -78,7 +78,7 @@ def _listed_gpus() -> tuple[Gpu, ...]:
 
 
 def parse_gpus(listing: str) -> tuple[Gpu, ...]:
-    """GPUs from the lines of ``nvidia-smi``; its memory is in MiB. Lines that say anything else are left out."""
+    """GPUs from the lines of ``nvidia-smi``; memory is in MiB. Other lines are skipped."""
     gpus = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]

@@ -1,6 +1,6 @@
 """CUDA through cuda-bindings: memory, one stream of work, graphs, events.
 
-All work goes to one stream, in the order in which it was given. Only ``wait`` waits. Sizes are in bytes, addresses are
+All work goes to one stream, in order. Only ``wait`` waits. Sizes are in bytes, addresses are
 plain integers.
 """
 
@@ -16,7 +16,7 @@ INSTALL = "pip install 'specrt[gpu]'"
 
 
 class Cuda(Protocol):
-    """A GPU and a stream. The tests have one whose memory is the host's."""
+    """A GPU and a stream. Tests have an implementation with host memory."""
 
     name: str
     compute_capability: str
@@ -56,7 +56,7 @@ class Cuda(Protocol):
 
 
 class RealCuda:
-    """The GPU ``ordinal``. Raises ``BackendError`` where the library or a GPU is missing, or CUDA reports an error."""
+    """The GPU ``ordinal``. Raises ``BackendError`` if the library or a GPU is missing, or CUDA reports an error."""
 
     def __init__(self, ordinal: int = 0) -> None:
         try:
@@ -77,7 +77,7 @@ class RealCuda:
         self.stream = int(self._call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking))
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What CUDA's function gives next to its status. Raises ``BackendError``, or ``ResourceError`` out of
+        """The results of a CUDA function, without its status. Raises ``BackendError``, or ``ResourceError`` if out of
         memory.
         """
         status, *values = getattr(self._api, name)(*arguments)
@@ -89,7 +89,7 @@ class RealCuda:
         if status == self._api.cudaError_t.cudaErrorMemoryAllocation and name in ("cudaMalloc", "cudaMallocHost"):
             place = "the GPU" if name == "cudaMalloc" else "page-locked memory"
             raise ResourceError(
-                f"device cuda: {arguments[0]} bytes are wanted and {place} has no such room; use a smaller model, or "
+                f"device cuda: {arguments[0]} bytes are needed, more than {place} has free; use a smaller model, or "
                 "export with a shorter --max-seq-len"
             )
         _, text = self._api.cudaGetErrorString(status)
@@ -107,11 +107,11 @@ class RealCuda:
         self._call("cudaFree", address)
 
     def free_memory(self) -> int:
-        """Bytes of the GPU's memory that no process has."""
+        """Free bytes of the GPU's memory."""
         return int(self._call("cudaMemGetInfo"))
 
     def allocate_pinned(self, num_bytes: int) -> int:
-        """The address of page-locked host memory, which copies may read while the host goes on."""
+        """The address of page-locked host memory, from which copies run asynchronously."""
         return int(self._call("cudaMallocHost", num_bytes))
 
     def free_pinned(self, address: int) -> None:
@@ -119,11 +119,11 @@ class RealCuda:
         self._call("cudaFreeHost", address)
 
     def upload(self, target: int, pinned: int, num_bytes: int) -> None:
-        """Enqueue a copy to the GPU; ``pinned`` must stay as it is until a wait."""
+        """Enqueue a copy to the GPU. ``pinned`` must not change until a wait."""
         self._call("cudaMemcpyAsync", target, pinned, num_bytes, self._to_device, self.stream)
 
     def download(self, pinned: int, source: int, num_bytes: int) -> None:
-        """Enqueue a copy to the host; it is there after a wait."""
+        """Enqueue a copy to the host. It is complete after a wait."""
         self._call("cudaMemcpyAsync", pinned, source, num_bytes, self._to_host, self.stream)
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
@@ -131,7 +131,7 @@ class RealCuda:
         self._call("cudaMemcpyAsync", target, source, num_bytes, self._within, self.stream)
 
     def capture(self, enqueue: Callable[[], bool]) -> Any:
-        """A graph of what ``enqueue`` puts into the stream, which is not run; None where it cannot be captured."""
+        """Capture the work that ``enqueue`` adds to the stream as a graph, without running it. None if that fails."""
         mode = self._api.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self.stream, mode)
         is_done = False
@@ -143,7 +143,7 @@ class RealCuda:
             if graph is not None and int(graph):
                 self._api.cudaGraphDestroy(graph)
             if launchable is None:
-                self._api.cudaGetLastError()  # a capture that failed leaves its error behind
+                self._api.cudaGetLastError()  # clears the error of the failed capture
         return launchable
 
     def _instantiated(self, graph: Any) -> Any:
@@ -159,7 +159,7 @@ class RealCuda:
         self._call("cudaGraphExecDestroy", graph)
 
     def new_event(self) -> Any:
-        """An event, to be recorded any number of times."""
+        """An event, which may be recorded any number of times."""
         return self._call("cudaEventCreate")
 
     def drop_event(self, event: Any) -> None:
@@ -167,14 +167,14 @@ class RealCuda:
         self._call("cudaEventDestroy", event)
 
     def record(self, event: Any) -> None:
-        """Note the time at which the stream comes to this place."""
+        """Record the time at which the stream reaches this point."""
         self._call("cudaEventRecord", event, self.stream)
 
     def elapsed_ms(self, first: Any, last: Any) -> float | None:
-        """Between two recorded events in ms; None while the GPU has not come to both."""
+        """Time between two recorded events; None until the GPU has reached both."""
         status, elapsed = self._api.cudaEventElapsedTime(first, last)
         if status == self._api.cudaError_t.cudaErrorNotReady:
-            self._api.cudaGetLastError()  # it would be the next call's error
+            self._api.cudaGetLastError()  # otherwise the next call would report it
             return None
         if status != self._success:
             self._fail("cudaEventElapsedTime", status, (first, last))

@@ -1,7 +1,6 @@
-"""``specrt build``: the graphs of a bundle become TensorRT engines next to them. Torch-free: it runs on the device.
+"""``specrt build``: builds TensorRT engines from the graphs of a bundle. Torch-free, as it runs on the target device.
 
-The engines appear as a whole or not at all, and the record next to them (``specrt.engines.trt.record``) says what they
-are.
+The folder of engines is created atomically, with a record of the build (``specrt.engines.trt.record``).
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from specrt.engines.trt.record import (
 
 @dataclass(frozen=True)
 class _Job:
-    """One engine to build: its name, its graph in the bundle, what it must honour, the sizes that it is made for.
+    """One engine to build: its name, its graph in the bundle, its contract and its profiles.
 
-    ``weights`` is a file of the bundle too; samplers have none.
+    ``weights`` is a file of the bundle; samplers have none.
     """
 
     name: str
@@ -62,7 +61,7 @@ class _Job:
     profiles: dict[str, Profile]
 
     def sources(self, manifest: Manifest) -> dict[str, str]:
-        """SHA-256 of what the engine is made of, by file."""
+        """SHA-256 of the engine's source files, by name."""
         return {name: entry.sha256 for name, entry in manifest.files.items() if name in (self.graph, self.weights)}
 
 
@@ -74,17 +73,17 @@ def build(
     progress: Progress = SILENT,
     has_decode_profile: bool = False,
 ) -> BuildRecord:
-    """Build every engine of ``bundle`` for ``backend``; return the record. Nothing is left half-built.
+    """Build every engine of ``bundle`` for ``backend``; return the record. A failed build leaves no files.
 
-    ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any its engines run on all that it
-    knows but Turing.
+    ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any, the engines run on all that it
+    supports except Turing.
     ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))
     folder = engines_folder(bundle, backend)
     if folder.exists() and not force:
-        raise UsageError(f"{folder}: engines are there already; pass --force to build them again")
+        raise UsageError(f"{folder}: engines exist; pass --force to build them again")
     if compute_capabilities and not library.is_portable:
         raise UsageError(
             f"--compute-capability: {library.module} builds for the GPU at hand; leave it out, or use tensorrt-rtx"
@@ -121,7 +120,7 @@ def build(
 
 
 def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
-    """The models, then their samplers; those that two models share are built once."""
+    """The models, then their samplers. Samplers that two models share are built once."""
     jobs: dict[str, _Job] = {}
     samplers: dict[str, _Job] = {}
     for role, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
@@ -140,7 +139,7 @@ def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
 
 
 def _check_room(bundle: Path, manifest: Manifest, progress: Progress) -> None:
-    """Say what the build takes in bytes; refuse when the disk cannot hold it."""
+    """Report the disk and memory that the build needs. Raises ``ResourceError`` if the disk is too small."""
     weights = [m.weights_bytes for m in (manifest.target, manifest.draft.model) if m is not None]
     disk, memory = int(sum(weights) * 1.15) + (64 << 20), max(weights) * 4 + (1 << 30)
     progress.note(f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory")
@@ -152,7 +151,7 @@ def _check_room(bundle: Path, manifest: Manifest, progress: Progress) -> None:
 
 
 class _Builder:
-    """TensorRT's builder with the settings that all engines of a build share."""
+    """TensorRT's builder, with the settings of all engines of a build."""
 
     def __init__(self, trt: Any, compute_capabilities: Sequence[str], folder: Path, has_timings: bool) -> None:
         self._trt = trt
@@ -173,7 +172,7 @@ class _Builder:
         return known[text]
 
     def save_timings(self, folder: Path) -> None:
-        """Keep what was measured for the next build. TensorRT-RTX measures nothing."""
+        """Save the timing cache for the next build. TensorRT-RTX has none."""
         if self._timings:
             write_file(folder / TIMING_CACHE_NAME, self._timings)
 
@@ -213,7 +212,7 @@ class _Builder:
         return memoryview(plan)
 
     def _built(self, job: _Job, network: Any) -> Any:
-        """The library's engine, or None. Where it can, it works in no memory but what it is given."""
+        """The serialized engine, or None. If the library supports it, the engine does not allocate memory itself."""
         config = self._builder.create_builder_config()
         if hasattr(self._trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
             config.set_flag(self._trt.BuilderFlag.REQUIRE_USER_ALLOCATION)

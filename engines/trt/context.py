@@ -11,7 +11,7 @@ from specrt.engines.gpu.device import Device
 
 
 def must(done: Any, what: str, logger: Any) -> Any:
-    """``done``, unless the library says by False or None that it failed: then ``BackendError`` with its own reason."""
+    """Return ``done``. Raises ``BackendError`` with the library's reason if it is False or None."""
     if done is None or done is False:
         reason = logger.errors[-1] if logger.errors else "no reason given"
         raise BackendError(f"{what} failed ({reason[:300]}); build the engines again with 'specrt build --force'")
@@ -19,10 +19,10 @@ def must(done: Any, what: str, logger: Any) -> Any:
 
 
 class Pass:
-    """A context on one profile, bound to a slot's tensors, with working memory that it shares with all others.
+    """A context on one profile, bound to a slot's tensors. All contexts share their working memory.
 
-    ``captures``: from its second run on it is a CUDA graph, which repeats what was captured: shapes stay as they are.
-    ``is_kept``: it runs in every round, and should allocate nothing there.
+    ``captures``: from its second run on it runs as a CUDA graph, whose shapes are fixed. ``is_kept``: it runs in every
+    round and should not allocate there.
     """
 
     def __init__(self, context: Any, device: Device, logger: Any, name: str, captures: bool, is_kept: bool) -> None:
@@ -33,7 +33,7 @@ class Pass:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def bind(self, profile: int, scratch_bytes: int, addresses: Mapping[str, int]) -> None:
-        """Choose the profile, and say where everything is: once for all runs."""
+        """Set the profile and all addresses, once for all runs."""
         if scratch_bytes:
             self._context.set_device_memory(*self._device.scratch(scratch_bytes))
         stream = self._device.api.stream
@@ -42,21 +42,21 @@ class Pass:
             self._must(self._context.set_tensor_address(name, address), f"binding {name}")
 
     def shape(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Set the inputs' shapes, those that differ from what they are."""
+        """Set the inputs' shapes that have changed."""
         for name, shape in shapes.items():
             if self._shapes.get(name) != shape:
                 self._must(self._context.set_input_shape(name, shape), f"setting {name} to {list(shape)}")
                 self._shapes[name] = shape
         try:
             missing = self._context.infer_shapes()
-        except RuntimeError as error:  # for what is wrong besides shapes that are not set
+        except RuntimeError as error:  # for errors other than missing shapes
             reason = " ".join(str(error).split())[:300]
             raise BackendError(f"{self._name}: inferring shapes failed ({reason}); report this model") from error
         if missing:
             raise BackendError(f"{self._name}: {', '.join(missing)} has no shape; report this model")
 
     def enqueue(self) -> None:
-        """Put one run into the stream. The first goes without a graph: the library prepares itself in it."""
+        """Enqueue one run. The first is without a graph, since the library initializes in it."""
         if self._graph is not None:
             self._device.api.launch(self._graph)
             return
@@ -73,7 +73,7 @@ class Pass:
         self._must(self._run(), "running it")
 
     def _check_allocations(self) -> None:
-        """TensorRT-RTX knows whether a pass works in no memory but what it was given. TensorRT is not asked."""
+        """Warn if a pass allocates memory. Only TensorRT-RTX reports that."""
         context = self._context
         if hasattr(context, "is_stream_capturable") and not context.is_stream_capturable(self._device.api.stream):
             self._captures = False

@@ -1,7 +1,7 @@
 """TensorRT and TensorRT-RTX engines behind the interface; one file for both modules, chosen by the backend's name.
 
-Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph repeats what
-was captured with one context, and one for all the wide passes of a prompt. KV goes in and out at one address.
+Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph is captured
+with one context, and another one for all wide passes of a prompt. KV inputs and outputs have the same address.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from specrt.engines.trt.profiles import PREFILL
 from specrt.engines.trt.record import EngineEntry, build_command, check_build, engines_folder, record_from_bundle
 from specrt.engines.trt.runtime_cache import RuntimeCache
 
-# Passes up to this width keep a context; wider ones are what is left of a prompt, and share one.
+# Passes up to this width keep a context. Wider ones are the rest of a prompt and share one.
 KEPT_WIDTHS = 16
 
 
 class TrtBackend(Backend):
-    """The engines of one bundle: the library, a GPU, and the record of the build that they were compared with.
+    """The engines of one bundle, with their library, GPU and build record.
 
-    Raises ``BackendError`` for a missing library, GPU or build, ``BundleError`` for one that is damaged.
+    Raises ``BackendError`` for a missing library, GPU or build, ``BundleError`` for a damaged build.
     """
 
     device = CUDA
-    uses_graphs = True  # the tests compare both ways
+    uses_graphs = True  # tests compare both modes
 
     def __init__(self, name: str, bundle: Path, threads: int | None = None) -> None:
         self.name, self.bundle = name, bundle
@@ -71,13 +71,13 @@ class TrtBackend(Backend):
         raise BundleError(f"{self.folder}: no engine for {graph}; {self.fix}")
 
     def deserialize(self, entry: EngineEntry) -> Any:
-        """The library's engine. Raises ``BackendError`` where it gives none."""
+        """The library's engine. Raises ``BackendError`` if it cannot be deserialized."""
         command = build_command(self.bundle, self.name)
         return deserialize(self.trt, self._runtime, self.folder / entry.file, command, self.logger.errors)
 
 
 class TrtEngine:
-    """An engine and its weights. Raises ``BundleError`` when it does not have the tensors of ``contract``."""
+    """An engine and its weights. Raises ``BundleError`` if its tensors do not match ``contract``."""
 
     def __init__(self, backend: TrtBackend, graph: str, contract: Contract) -> None:
         self.backend, self.contract = backend, contract
@@ -128,7 +128,7 @@ class TrtEngine:
         return TrtBinding(self, shared or {})
 
     def profile_for(self, width: int, rows: int) -> int:
-        """The number of the narrowest profile that such a pass fits."""
+        """The number of the narrowest profile for such a pass."""
         fitting = [
             (sizes[WIDTH][-1], index)
             for index, sizes in enumerate(self.entry.profiles.values())
@@ -139,17 +139,17 @@ class TrtEngine:
         return min(fitting)[1]
 
     def is_kept(self, width: int, rows: int) -> bool:
-        """Whether passes of this size have a context of their own."""
+        """Whether passes of this size have their own context."""
         name = list(self.entry.profiles)[self.profile_for(width, rows)]
         return width <= KEPT_WIDTHS and name != PREFILL
 
     def new_pass(self, profile: int, addresses: Mapping[str, int], is_kept: bool) -> Pass:
-        """A context on ``profile``. Passes that are not kept get kernels for any shape, and no graph."""
+        """A context on ``profile``. Passes that are not kept use kernels for any shape, without a graph."""
         backend, trt = self.backend, self.backend.trt
         backend.logger.errors.clear()
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         captures = is_kept and backend.uses_graphs
-        if hasattr(trt, "CudaGraphStrategy"):  # TensorRT-RTX captures by itself, and knows its own kernels better
+        if hasattr(trt, "CudaGraphStrategy"):  # TensorRT-RTX captures graphs itself
             settings = self._settings(user_managed, is_kept, captures)
             context, captures = self._engine.create_execution_context(settings), False
         else:
@@ -160,8 +160,8 @@ class TrtEngine:
         return made
 
     def _settings(self, user_managed: Any, is_kept: bool, captures: bool) -> Any:
-        """Kernels for the shapes of a kept pass are compiled when it first runs, not behind its back: with kernels
-        that are exchanged while a text is generated, its bits would depend on the time."""
+        """Kernels for the shapes of a kept pass are compiled at its first run, not in the background. Otherwise
+        they would be replaced during a generation, and its logits would depend on timing."""
         trt = self.backend.trt
         settings = self._engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(user_managed)
@@ -173,7 +173,7 @@ class TrtEngine:
 
 
 class TrtBinding(DeviceBinding):
-    """One slot's memory and its contexts; see ``specrt.engines.interface.Binding``."""
+    """The memory and contexts of one slot; see ``specrt.engines.interface.Binding``."""
 
     def __init__(self, engine: TrtEngine, shared: Mapping[str, Any]) -> None:
         self._engine = engine
@@ -204,4 +204,4 @@ class TrtBinding(DeviceBinding):
             made.close()
         self._kept.clear()
         self._wide.clear()
-        self._engine.backend.cache.save()  # what was compiled for it
+        self._engine.backend.cache.save()  # saves newly compiled kernels

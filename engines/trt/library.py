@@ -1,4 +1,4 @@
-"""The modules ``tensorrt`` and ``tensorrt_rtx``: one interface, imported by backend's name when it is needed."""
+"""The modules ``tensorrt`` and ``tensorrt_rtx``, imported by the backend's name when needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specrt.engines.errors import BackendError, one_line
 class Library:
     """A module, and its oldest version that has all of ``NEEDED``.
 
-    ``is_portable``: its engines may be built without a GPU, for compute capabilities that are named.
+    ``is_portable``: engines can be built without a GPU, for given compute capabilities.
     """
 
     module: str
@@ -32,7 +32,7 @@ LIBRARIES = {
     "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15'", "10.15", False),
 }
 
-# What specrt uses that not every version has. A version is taken if it has these names, whatever its number.
+# Names that specrt needs and some versions lack. A version is accepted if it has all of them.
 NEEDED = (
     "LayerType.KV_CACHE_UPDATE",
     "LayerType.ATTENTION_INPUT",
@@ -44,7 +44,7 @@ NEEDED = (
 
 OTHER_GPUS = "TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there"
 
-# The library's names of dtypes, and ours
+# The library's names of dtypes, and specrt's
 DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT64": "int64", "INT32": "int32"}
 
 
@@ -62,7 +62,7 @@ def load_library(backend: str) -> Any:
         raise BackendError(f"backend {backend}: {library.module} is not installed; {library.install}")
     try:
         module = importlib.import_module(library.module)
-    except (ImportError, OSError) as error:  # the wheel is there, a shared library is not
+    except (ImportError, OSError) as error:  # the wheel is installed, but a shared library is missing
         reason = one_line(error)
         raise BackendError(
             f"backend {backend}: {library.module} cannot be loaded ({reason}); {library.install}"
@@ -91,18 +91,18 @@ def _has(module: Any, name: str) -> bool:
 
 
 def known_capabilities(trt: Any) -> Mapping[str, Any]:
-    """What the library builds for, as ``8.9``, and its constant; empty where it builds for the GPU at hand only."""
+    """Compute capabilities such as ``8.9`` with the library's constants; empty if it builds only for the local GPU."""
     members = getattr(getattr(trt, "ComputeCapability", None), "__members__", {})
     return {f"{name[2:-1]}.{name[-1]}": value for name, value in members.items() if name.startswith("SM")}
 
 
 def portable_capabilities(trt: Any) -> tuple[str, ...]:
-    """The compute capabilities of an engine for which none is named: all of the library's but Turing's (7.5)."""
+    """The default compute capabilities of an engine: all of the library's except Turing (7.5)."""
     return tuple(capability for capability in known_capabilities(trt) if capability != "7.5")
 
 
 def check_capability(backend: str, trt: Any, capability: str) -> None:
-    """Raise ``BackendError`` for a GPU that the library has no code for."""
+    """Raise ``BackendError`` for a GPU that the library does not support."""
     known = known_capabilities(trt)
     if known and capability not in known:
         raise BackendError(
@@ -115,7 +115,7 @@ def deserialize(trt: Any, runtime: Any, path: Path, fix: str, errors: Sequence[s
     """The engine in the file ``path``, from ``runtime`` (a ``trt.Runtime``); never None.
 
     ``errors`` are the lines that the runtime's logger keeps (``specrt.engines.trt.network.make_logger``), ``fix`` is
-    the command that builds the engine again. Raises ``BackendError`` with what the library said.
+    the command that builds the engine again. Raises ``BackendError`` with the library's message.
     """
     already = len(errors)
     try:
@@ -134,6 +134,6 @@ def deserialize(trt: Any, runtime: Any, path: Path, fix: str, errors: Sequence[s
 
 
 def _mapped(runtime: Any, path: Path) -> Any:
-    """An engine is copied to the GPU: its file is mapped for that long, not read."""
+    """The engine from a file that is mapped, not read, while it is copied to the GPU."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
         return runtime.deserialize_cuda_engine(plan)

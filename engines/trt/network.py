@@ -1,7 +1,7 @@
-"""From an ONNX graph to a TensorRT network, and whether that network still says what the graph said.
+"""Parses an ONNX graph to a TensorRT network and checks that the network is equivalent.
 
-The parser drops what it cannot express with a warning only: an input it ignores, or an anchor of a causal mask. An
-engine built from such a network answers wrongly, so the parsed network is compared with the contract first.
+The parser drops what it does not support with only a warning, such as an input or the alignment of a causal mask. An
+engine built from such a network gives wrong results, so the parsed network is first compared with the contract.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_logger(trt: Any) -> Any:
 def parse(trt: Any, builder: Any, logger: Any, graph: Path) -> Any:
     """The network of ``graph``. Raises ``BackendError`` that names the first operator that TensorRT refuses."""
     flags = 0
-    if hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):  # from TensorRT 11 on there is no other kind
+    if hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):  # the only kind from TensorRT 11 on
         flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
@@ -51,11 +51,11 @@ def parse(trt: Any, builder: Any, logger: Any, graph: Path) -> Any:
 
 
 def inspect_network(trt: Any, network: Any, contract: Contract, warnings: list[str], graph: Path) -> None:
-    """Raise ``BackendError`` unless ``network`` honours ``contract`` and lost nothing when ``graph`` was parsed."""
+    """Raise ``BackendError`` unless ``network`` matches ``contract`` and all of ``graph`` was parsed."""
     for problem in _problems(trt, network, contract, warnings):
         raise BackendError(
             f"{graph}: the network that {trt.__name__} {trt.__version__} parsed is not the graph: {problem}; "
-            "an engine built from it would answer wrongly. Install a tested version, or report this model"
+            "an engine built from it would give wrong results. Install a tested version, or report this model"
         )
 
 
@@ -90,7 +90,7 @@ def _differences(kind: str, found: list[Any], expected: tuple[TensorSpec, ...]) 
 
 
 def _cache_problems(trt: Any, layers: list[Any], contract: Contract) -> Iterator[str]:
-    """Each KV output must come out of a KV cache update of the input whose memory it shares."""
+    """Each KV output must be a KV cache update of the input whose memory it shares."""
     found = {}
     for layer in layers:
         if layer.type == trt.LayerType.KV_CACHE_UPDATE:
@@ -102,7 +102,7 @@ def _cache_problems(trt: Any, layers: list[Any], contract: Contract) -> Iterator
 
 
 def allow_decomposition(trt: Any, network: Any) -> bool:
-    """Let TensorRT write each attention as single operators. False where there is none."""
+    """Let TensorRT decompose each attention into single operators. False if there is none."""
     attentions = list(_attentions(trt, map(network.get_layer, range(network.num_layers))))
     for _, attention in attentions:
         attention.decomposable = True
@@ -112,7 +112,7 @@ def allow_decomposition(trt: Any, network: Any) -> bool:
 def _attentions(trt: Any, layers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for layer in layers:
         if layer.type == trt.LayerType.ATTENTION_INPUT:
-            layer.__class__ = trt.IAttentionInputLayer  # the bindings hand every layer out as its base class
+            layer.__class__ = trt.IAttentionInputLayer  # the Python bindings return every layer as its base class
             yield layer.name, layer.attention
 
 

@@ -1,4 +1,4 @@
-"""Optimization profiles, derived from the contract: which sizes an engine is built for."""
+"""Optimization profiles, derived from the contract: the sizes an engine is built for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def profiles_of(contract: Contract, has_decode: bool = False) -> dict[str, Profi
     """Profiles by name, in the engine's order.
 
     A model has ``verify`` (1 to W tokens, W preferred) and ``prefill`` (1 token to a whole chunk), and on request
-    ``decode`` (1 token, nothing else); a sampler has one.
+    ``decode`` (1 token); a sampler has one.
     """
     rows, width = contract.limits[ROWS], contract.limits[WIDTH]
     if not any(tensor.alias for tensor in contract.outputs):

@@ -1,8 +1,8 @@
-"""``engines/<backend>/build.json`` in a bundle: which engines were built, by what, for what, from which graphs.
+"""``engines/<backend>/build.json`` in a bundle: the built engines, their library, GPUs and source graphs.
 
-``bundle.json`` covers what the export wrote and stays as it is; a build has a record of its own next to its engines. An
-engine is native code for one version of its library, and for the GPUs that it was built for: all of that is compared
-before an engine is handed to the library.
+``bundle.json`` lists the files of the export and is not changed; a build has a separate record next to its engines. An
+engine is native code for one version of its library and for the GPUs that it was built for. All of that is checked
+before an engine is passed to the library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """The whole of ``build.json``. ``compute_capabilities`` are all that the engines run on."""
+    """The content of ``build.json``. ``compute_capabilities`` are all on which the engines run."""
 
     record_version: int
     specrt_version: str
@@ -57,7 +57,7 @@ class BuildRecord:
 
 
 def engines_folder(bundle: Path, backend: str) -> Path:
-    """Where the engines of ``backend`` are in a bundle."""
+    """The folder of the engines of ``backend`` in a bundle."""
     return bundle / "engines" / backend
 
 
@@ -72,7 +72,7 @@ def record_text(record: BuildRecord) -> str:
 
 
 def record_from_bundle(bundle: Path, backend: str) -> BuildRecord:
-    """Read ``build.json``. Raises ``BackendError`` where nothing was built, ``BundleError`` where it is damaged."""
+    """Read ``build.json``. Raises ``BackendError`` if it does not exist, ``BundleError`` if it is damaged."""
     path = engines_folder(bundle, backend) / RECORD_NAME
     if not path.is_file():
         raise BackendError(
@@ -92,9 +92,9 @@ def record_from_bundle(bundle: Path, backend: str) -> BuildRecord:
 def check_build(
     bundle: Path, manifest: Manifest, record: BuildRecord, version: str, capability: str | None
 ) -> list[str]:
-    """Raise unless the engines fit this bundle, library ``version`` and GPU; return what a user should know.
+    """Raise unless the engines fit this bundle, library ``version`` and GPU; return warnings.
 
-    ``capability`` is the GPU's compute capability, None where it is not known. Raises ``BackendError`` for another
+    ``capability`` is the GPU's compute capability, None if it is not known. Raises ``BackendError`` for another
     library or GPU and for profiles that are too narrow, ``BundleError`` for engines of another export, and for files
     that are missing or damaged.
     """
@@ -132,7 +132,7 @@ def _check_file(path: Path, engine: EngineEntry, fix: str) -> None:
 
 
 def _check_profiles(folder: Path, manifest: Manifest, record: BuildRecord, fix: str) -> None:
-    """Every pass of the bundle must fit: a vendor's error about profiles helps nobody."""
+    """Every pass of the bundle must fit a profile. The library's own error about profiles is unclear."""
     for name, entry in (("target", manifest.target), ("draft", manifest.draft.model)):
         if entry is None:
             continue
@@ -149,7 +149,7 @@ def _check_profiles(folder: Path, manifest: Manifest, record: BuildRecord, fix: 
 
 
 def remember_build(record: BuildRecord) -> None:
-    """Note that this machine built the engines of ``record``. Losing the note costs a line of warning."""
+    """Record that this machine built the engines of ``record``. Without that, loading prints a warning."""
     path = cache_dir() / "builds.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -159,7 +159,7 @@ def remember_build(record: BuildRecord) -> None:
 
 
 def was_built_here(record: BuildRecord) -> bool:
-    """Whether ``remember_build`` has seen every engine of ``record`` on this machine."""
+    """Whether every engine of ``record`` was built on this machine, as recorded by ``remember_build``."""
     return _digests(record) <= _built_here()
 
 

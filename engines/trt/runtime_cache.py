@@ -1,7 +1,6 @@
-"""What TensorRT-RTX compiled for this GPU, kept next to the engines, so that the next process need not compile it
-again.
+"""The kernels that TensorRT-RTX compiled for this GPU, stored next to the engines for later processes.
 
-The library compares the file with its own version, the GPU and the driver, and takes nothing of one that differs.
+The library ignores a file of another version, GPU or driver.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ RUNTIME_CACHE_NAME = "runtime.cache"
 
 
 class RuntimeCache:
-    """One cache for all engines of a folder; does nothing for a library that has none."""
+    """One cache for all engines of a folder. No-op for a library without one."""
 
     def __init__(self, trt: Any, folder: Path) -> None:
         self._path = folder / RUNTIME_CACHE_NAME
@@ -33,11 +32,11 @@ class RuntimeCache:
             if self._path.is_file():
                 self._saved = self._path.read_bytes()
                 if not self._cache.deserialize(self._saved):
-                    self._saved = b""  # of another GPU, driver or version: it is written again
+                    self._saved = b""  # from another GPU, driver or version: it is rewritten
         settings.set_runtime_cache(self._cache)
 
     def save(self) -> None:
-        """Write the file if there is something new. Where that is not allowed, the next process compiles again."""
+        """Write the file if there are new kernels. If that fails, the next process compiles again."""
         if self._cache is None:
             return
         content = bytes(memoryview(self._cache.serialize()))

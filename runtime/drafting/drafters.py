@@ -9,7 +9,6 @@ from specrt.engines.interface import Binding
 from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.model import UNKNOWN, KVCachedModel
 from specrt.runtime.sampling.draft_sampler import DraftSampler
-from specrt.runtime.sampling.grammar import Constraint
 
 
 class Drafter(Protocol):
@@ -98,19 +97,12 @@ class ModelDrafter:
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
         drafted: list[int] = []
         for _ in range(k):
-            if self._sampler.is_complete(committed, drafted):
-                break
-            token = self._sampler.forced(committed, drafted)
-            if token is None:
-                width, _ = self.model.feed(pending, 1)
-                pending = ()
-                token = self._sampler.draw(width, committed, drafted)
+            width, _ = self.model.feed(pending, 1)
+            token = self._sampler.draw(width, committed, drafted)
             if token is None or token >= self._vocab_size:
                 break
             drafted.append(token)
-            pending = (*pending, token)
-            if not self.model.spec.knows(token):
-                break
+            pending = (token,)
         return drafted
 
     def _can_feed(self, committed: Sequence[int], pending: Sequence[int]) -> bool:
@@ -152,27 +144,6 @@ class DeferredDrafter(ModelDrafter):
             pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
         self.model.binding.mark(1)
         return drafted
-
-
-class ConstrainedDrafter:
-    """The drafts of a drafter that does not sample, up to the first forbidden id, then the ids that are forced."""
-
-    is_sampled = False
-
-    def __init__(self, drafter: Drafter, constraint: Constraint) -> None:
-        self._drafter, self._constraint = drafter, constraint
-
-    def prefill(self, committed: Sequence[int]) -> None:
-        """See ``Drafter.prefill``."""
-        self._drafter.prefill(committed)
-
-    def propose(self, committed: Sequence[int], k: int) -> list[int]:
-        """See ``Drafter.propose``."""
-        return self._constraint.extended(committed, self._drafter.propose(committed, k), k)
-
-    def rollback(self, num_committed: int) -> None:
-        """See ``Drafter.rollback``."""
-        self._drafter.rollback(num_committed)
 
 
 class NGramDrafter:

@@ -35,7 +35,7 @@ class DraftSampler:
         num_prompt_tokens: int,
         constraint: Constraint | None = None,
     ) -> None:
-        samplers, self._constraint = draft.samplers, constraint
+        samplers = draft.samplers
         self._vocab_size = target.model.spec.vocab_size
         self._processing = Processing(samplers, settings, num_prompt_tokens, self._vocab_size, constraint)
         replaced = self._processing.replaced
@@ -64,20 +64,13 @@ class DraftSampler:
             self._samplers.append(samplers.sampler(MATCH_SAMPLED, step, memory))
         self._random = samplers.host[UNIFORMS]  # [1, 3] f32
 
-    def is_complete(self, committed: Sequence[int], drafted: Sequence[int]) -> bool:
-        """Whether a grammar has ended the text after ``committed`` and ``drafted``."""
-        return self._constraint is not None and self._constraint.is_complete(committed, drafted)
-
-    def forced(self, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """The next id without a pass, if the grammar allows only one; else None."""
-        if self._constraint is None or (token := self._constraint.forced(committed, drafted)) is None:
-            return None
+    def put(self, token: int, drafted: Sequence[int]) -> None:
+        """``token`` comes after ``drafted`` with probability one, without a pass."""
         if self._is_read:
             probs = np.zeros((1, self._vocab_size), np.float32)
             probs[0, token] = 1
             self._warps[self._step(drafted)].write(probs)
             self._give(len(drafted))
-        return token
 
     def draw(self, width: int, committed: Sequence[int], drafted: Sequence[int]) -> int | None:
         """The next id after ``committed`` and ``drafted``, from the logits of the last pass, of ``width`` tokens.

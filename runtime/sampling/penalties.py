@@ -203,7 +203,7 @@ class Processing:
         if self._constraint is None:
             return UsageError(
                 f"logits_processors: no id is left after {num_tokens} tokens; "
-                "they must allow at least one whatever they have accepted"
+                "they must allow at least one after every prefix that they accept"
             )
         failure = self._constraint.failure
         return UsageError(

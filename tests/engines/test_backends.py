@@ -42,7 +42,7 @@ def test_a_device_that_a_backend_does_not_run_on_is_refused(monkeypatch: pytest.
 
 
 def test_a_backend_loads_graphs_by_their_names_in_the_bundle(tiny_bundle: Path) -> None:
-    """With its own number of threads, or with one that is asked for."""
+    """With its default number of threads, or with a given one."""
     from specrt.engines.ort.cpu import OrtBackend, OrtEngine
 
     manifest = manifest_from_bundle(tiny_bundle)

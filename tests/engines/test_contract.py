@@ -220,7 +220,7 @@ def test_the_buffers_of_a_sampler_on_a_model_of_100_ids_for_a_target_of_90(name:
 
 
 def test_what_a_head_leaves_is_what_the_next_one_reads() -> None:
-    """Each name is one buffer in every sampler; those that stand in for another are the same but for the name."""
+    """Each name is one buffer in every sampler; those that replace another have the same shape and dtype."""
     seen: dict[str, TensorSpec] = {}
     for name in SAMPLER_NAMES:
         for tensor in tensors_of(sampler_contract(name, SPEC, 90)).values():

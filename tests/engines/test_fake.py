@@ -1,4 +1,4 @@
-"""The fake backend: the match rule against a slow oracle, and what the fake refuses."""
+"""The fake backend: the match rule against a slow reference, and what the fake refuses."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def argmax(binding: Binding, rows: int) -> list[int]:
 
 
 def match(logits: Array, row_ids: Array) -> tuple[Array, int]:
-    """Tokens and accepted count of rows [R, V] that follow ``row_ids`` [R], by the oracle."""
+    """Tokens and accepted count of rows [R, V] that follow ``row_ids`` [R], by the reference."""
     tokens = numpy_samplers.greedy(logits)
     return tokens, numpy_samplers.match(tokens, row_ids[1:])
 

@@ -1,4 +1,4 @@
-"""Each fake sampler against its oracle, whatever its buffers hold."""
+"""Each fake sampler against its reference, with arbitrary contents of its buffers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def likely_drafts(name: str, host: Buffers, rows: int, vocab_size: int, rng: np.
     """Ids to draft so that every acceptance occurs; the draft's probabilities are brought near the target's."""
     likely = np.zeros(0, np.int64)
     if name in (samplers.MATCH, samplers.MATCH_SAMPLED):
-        likely = np.asarray(ORACLES[name](host, rows, vocab_size)[TOKENS])[: rng.integers(rows)]
+        likely = np.asarray(REFERENCES[name](host, rows, vocab_size)[TOKENS])[: rng.integers(rows)]
     elif name == samplers.BLOCK:
         host[samplers.DRAFT_PROBS][:] = (host[samplers.DRAFT_PROBS] + host[samplers.PROBS]) / 2
         likely = host[samplers.DRAFT_PROBS][: rows - 1].argmax(axis=-1)
@@ -122,7 +122,7 @@ def likely_drafts(name: str, host: Buffers, rows: int, vocab_size: int, rng: np.
     return ids
 
 
-ORACLES: dict[str, Callable[[Buffers, int, int], dict[str, object]]] = {
+REFERENCES: dict[str, Callable[[Buffers, int, int], dict[str, object]]] = {
     samplers.MATCH: by_match,
     samplers.PENALTIES: by_penalties,
     samplers.SOFTMAX: by_softmax,
@@ -134,16 +134,16 @@ ORACLES: dict[str, Callable[[Buffers, int, int], dict[str, object]]] = {
 }
 
 
-def test_every_sampler_that_is_asked_has_its_oracle_here() -> None:
+def test_every_sampler_has_a_reference_here() -> None:
     """The fake filters sort all ids and never flag a row for ``nucleus``."""
-    assert {*ORACLES, samplers.NUCLEUS} == set(samplers.SAMPLER_NAMES)
+    assert {*REFERENCES, samplers.NUCLEUS} == set(samplers.SAMPLER_NAMES)
 
 
 @pytest.mark.parametrize("vocab_size", [SPEC.vocab_size, 50, 70], ids=["same", "narrower target", "wider target"])
 @pytest.mark.parametrize("rows", range(1, SPEC.max_rows + 1))
-@pytest.mark.parametrize("name", ORACLES)
-def test_a_fake_sampler_is_its_oracle(name: str, rows: int, vocab_size: int) -> None:
-    """Its outputs hold what the oracle says of the first rows; nothing else in its buffers changes."""
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_fake_sampler_equals_its_reference(name: str, rows: int, vocab_size: int) -> None:
+    """Its outputs are the reference's for the first rows; nothing else in its buffers changes."""
     width, seen = 7, set()
     for seed in range(30):
         rng = np.random.default_rng(seed)
@@ -155,7 +155,7 @@ def test_a_fake_sampler_is_its_oracle(name: str, rows: int, vocab_size: int) -> 
             host[INPUT_IDS][0, host[ROW_INDICES][row + 1]] = token
         before = {tensor: buffer.copy() for tensor, buffer in host.items()}
         binding.run(width, rows)
-        expected = ORACLES[name](before, rows, vocab_size)
+        expected = REFERENCES[name](before, rows, vocab_size)
         for tensor, buffer in host.items():
             wanted = before[tensor]
             if tensor in expected:

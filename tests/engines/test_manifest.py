@@ -1,4 +1,4 @@
-"""``bundle.json``: written and read back; each kind of damage is one line that says what and how to fix it."""
+"""``bundle.json``: written and read back; each kind of damage gives one line with the cause and the fix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def model_entry(folder: str, samplers: str) -> ModelEntry:
 
 
 def full_manifest() -> Manifest:
-    """A target and a draft model with samplers of its own: every key of the schema has a value."""
+    """A target and a draft model with its own samplers: every key of the schema has a value."""
     target, draft = model_entry("target", "samplers"), model_entry("draft", "samplers/draft")
     models = [name for model in (target, draft) for name in (model.graph, model.reference, *model.samplers.values())]
     names = (*models, "tokenizer/tokenizer.json", "tokenizer/chat.jinja")

@@ -1,4 +1,4 @@
-"""A ``bundle.json`` that contradicts itself: each kind is refused in one line that says what and how to fix it."""
+"""A ``bundle.json`` that contradicts itself: each kind is refused in one line with the cause and the fix."""
 
 from __future__ import annotations
 

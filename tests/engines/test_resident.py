@@ -61,7 +61,7 @@ def test_onnxruntime_takes_the_predicted_memory(dtype: str, tmp_path: Path) -> N
     assert row.mapped_bytes == manifest.target.weights_bytes
 
 
-def test_engines_take_their_size_and_nothing_is_said_before_they_are_built(tiny_tensorrt_bundle: Path) -> None:
+def test_engines_take_their_size_which_is_unknown_before_they_are_built(tiny_tensorrt_bundle: Path) -> None:
     manifest = manifest_from_bundle(tiny_tensorrt_bundle)
     engine = EngineEntry("target.engine", {}, "float16", {}, 1000, "", 1.0)
     record = BuildRecord(

@@ -13,7 +13,7 @@ from tests.exports import Exports, made_once
 
 @pytest.fixture(scope="session")
 def models(exports: Exports) -> dict[str, Path]:
-    """A tiny target and its draft, by role; nobody changes them."""
+    """A tiny target and its draft, by role; read-only."""
     place = made_once(exports.folder / "pair", save_models)
     return {role: place / role for role in ("target", "draft")}
 
@@ -26,5 +26,5 @@ def traces(exports: Exports) -> Traces:
 
 @pytest.fixture(scope="session")
 def pair(exports: Exports, models: dict[str, Path]) -> Path:
-    """The bundle of both; nobody changes it."""
+    """The bundle of both; read-only."""
     return exports.bundle(models["target"], str(models["draft"]), K, max_seq_len=MAX_SEQ_LEN, prefill_chunk=CHUNK)

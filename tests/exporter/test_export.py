@@ -26,7 +26,7 @@ def _greedy(folder: Path, ids: list[int], num_tokens: int) -> list[int]:
     return [int(token) for token in output[0, len(ids) :]]
 
 
-def test_bundle_says_what_it_holds(pair: Path, models: dict[str, Path]) -> None:
+def test_the_manifest_describes_the_bundle(pair: Path, models: dict[str, Path]) -> None:
     manifest = manifest_from_bundle(pair)
     check_files(pair, manifest, always_hash=True)
     on_disk = {path.relative_to(pair).as_posix() for path in pair.rglob("*") if path.is_file()}
@@ -55,7 +55,7 @@ def test_samplers_are_written_once_for_models_of_one_vocabulary(pair: Path) -> N
 
 
 def test_generation_defaults_are_those_of_the_target_s_generation_config(pair: Path) -> None:
-    """They are used where they are asked for, and only there."""
+    """They are used on request only."""
     assert manifest_from_bundle(pair).generation_defaults == {"temperature": 0.6, "top_k": 20.0}
     with specrt.load(pair, threads=1) as runtime:
         plain = runtime.generate([5, 6, 7], max_new_tokens=1).settings

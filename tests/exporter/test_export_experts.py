@@ -59,7 +59,7 @@ def test_it_generates_the_model_s_own_ids(source: Path, bundle: Path) -> None:
     assert drafted.stats.accepted > 0
 
 
-def test_the_manifest_says_what_a_pass_reads(source: Path, bundle: Path) -> None:
+def test_the_manifest_has_the_bytes_that_a_pass_reads(source: Path, bundle: Path) -> None:
     manifest = manifest_from_bundle(bundle)
     target, draft = manifest.target, manifest.draft.model
     assert target.experts is not None and draft is not None and draft.experts is not None

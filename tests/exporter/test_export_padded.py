@@ -1,4 +1,4 @@
-"""A pair of one tokenizer whose embedding tables have other sizes: samplers of their own, and no id that one lacks."""
+"""A pair of one tokenizer whose embedding tables have other sizes: separate samplers, and no id that one lacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _off_by_a_little(source: Path, folder: Path, vocab_size: int) -> Path:
 
 @pytest.fixture(scope="module")
 def wider_draft(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair of one tokenizer, whose draft has more ids than the tokenizer. The target says that it is greedy."""
+    """A pair of one tokenizer, whose draft has more ids than the tokenizer. The target's config is greedy."""
     root = tmp_path_factory.mktemp("padded")
     target = shutil.copytree(models["target"], root / "target")
     set_generation_config(target, do_sample=False, temperature=0.7, top_p=0.9, repetition_penalty=1.1)

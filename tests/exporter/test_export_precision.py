@@ -78,7 +78,7 @@ def test_fp16_that_overflows_is_refused_for_tensorrt_and_bf16_holds(tmp_path: Pa
     export_tiny(target, tmp_path / "bundle", backend="tensorrt-rtx", dtype="bf16")
 
 
-def test_fp16_that_is_nearly_full_is_said() -> None:
+def test_fp16_values_near_the_limit_are_reported() -> None:
     progress = KeptProgress()
     model = AutoModelForCausalLM.from_config(tiny_llama_config(), dtype=torch.float16).eval()
     ids = np.arange(8)

@@ -132,7 +132,7 @@ def test_force_does_not_delete_what_is_not_a_bundle(models: dict[str, Path], tmp
     assert (tmp_path / "letters.txt").read_text() == "dear"
 
 
-def test_too_little_disk_is_said_before_any_work(
+def test_too_little_disk_is_an_error_before_any_work(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")

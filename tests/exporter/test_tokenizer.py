@@ -103,7 +103,7 @@ def test_special_tokens_may_have_no_row_unless_the_template_writes_them(tmp_path
         written(tokenizer, tmp_path / "template")
 
 
-def test_a_table_larger_than_the_tokenizer_is_said(tmp_path: Path) -> None:
+def test_a_table_larger_than_the_tokenizer_is_reported(tmp_path: Path) -> None:
     _, codec, notes = written(fresh_tokenizer(), tmp_path / "padded", 448)
     assert notes == ["128 of the model's 448 ids have no token and so no text; sampling may draw them"]
     assert codec.encode([447]) == [447]
@@ -152,7 +152,7 @@ def test_a_decoder_that_cannot_be_streamed_is_refused_at_export(model: Path, tmp
 
 
 def test_a_tokenizer_whose_class_decodes_otherwise_is_refused(tmp_path: Path) -> None:
-    """transformers' class may do what ``tokenizer.json`` does not say."""
+    """transformers' class may do more than ``tokenizer.json`` describes."""
 
     class Shouting(PreTrainedTokenizerFast):
         def _decode(self, *args: Any, **kwargs: Any) -> str:
@@ -203,7 +203,7 @@ def test_templates_of_a_folder_are_taken_by_name(model: Path, tmp_path: Path) ->
     assert codec.render([{"role": "user", "content": "x"}]) == f"{BOS}user\nx{EOS}\n{BOS}assistant\n"
 
 
-def test_templates_that_fail_in_transformers_are_said(tmp_path: Path) -> None:
+def test_templates_that_fail_in_transformers_are_reported(tmp_path: Path) -> None:
     entry, _, notes = written(fresh_tokenizer(chat_template="{% if %}"), tmp_path / "syntax")
     assert entry.templates == {}
     assert notes == [
@@ -248,7 +248,7 @@ def test_reference_ids_are_never_all_the_same(answer: list[int], vocab_size: int
 
 
 def test_reference_ids_of_a_text_are_the_text_s() -> None:
-    """The control: a tokenizer that knows the text is not helped."""
+    """The control: a tokenizer that has the text is not changed."""
     tokenizer = tiny_tokenizer()
     ids = reference_ids(tokenizer, VOCAB_SIZE)
     assert tokenizer.decode(ids).startswith("def area(radius):\n    return 3.14159")

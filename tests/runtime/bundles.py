@@ -57,7 +57,7 @@ WAYS = [way if way.get("draft") == "none" else {**way, "num_speculative_tokens":
 
 @dataclass
 class FailingTable:
-    """The draft's table: the target's, but for every third prefix; raises in the pass of number ``fails_at``."""
+    """The draft's table: the target's, except for every third prefix; raises in the pass of number ``fails_at``."""
 
     fails_at: int | None = None
     num_calls: int = 0
@@ -186,7 +186,7 @@ def num_slots(backend: Backend) -> list[int]:
 
 
 def alone(open_bundle: Open, prompt: Sequence[int], **options: Any) -> tuple[list[int], list[int]]:
-    """(ids, acceptance histogram) in a runtime of its own."""
+    """(ids, acceptance histogram) in a separate runtime."""
     return shown(open_bundle().generate(prompt, **options))
 
 

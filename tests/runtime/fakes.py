@@ -172,7 +172,7 @@ def limits_of(k: int, max_new_tokens: int, eos: Sequence[int] = (), max_seq_len:
 
 
 class Script:
-    """Drafts what follows in ``tokens``, but for the token at ``wrong`` (``bad`` or another one).
+    """Drafts the next ids of ``tokens``, except for the token at ``wrong`` (``bad`` or another one).
 
     ``calls`` has each k, and 0 for the prefill.
     """

@@ -35,7 +35,7 @@ ALONE: dict[str, tuple[list[int], list[int]]] = {}  # what a runtime of its own 
 
 
 def check_after(open_bundle: Open, runtime: Runtime, models: Backend, options: dict[str, Any]) -> None:
-    """The slot is free, and what comes next in it is right: the same request, whose prefix is reused, and others."""
+    """The slot is free, and later generations in it are right: the same request, whose prefix is reused, and others."""
     later = [(OTHER, options), (PROMPT, OPTIONS[4]), (OTHER, OPTIONS[0]), (PROMPT, options)]
     results = [shown(runtime.generate(prompt, **given)) for prompt, given in later]
     assert num_slots(models)[0] == 1

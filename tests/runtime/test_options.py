@@ -58,7 +58,7 @@ def test_numbers_have_ranges(name: str, good: list[float], bad: list[Any]) -> No
         ({"logits_processors": len}, "logits_processors: got "),
     ],
 )
-def test_what_is_refused_says_what_was_expected(options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_expected_value(options: dict[str, Any], message: str) -> None:
     assert refused(options).startswith(message)
 
 

@@ -1,4 +1,4 @@
-"""The round on the fake engine: the output is the target's own whatever is drafted, and every count is exact.
+"""The round on the fake engine: the output is the target's for any draft, and every count is exact.
 
 The fake's next token is a hash of its cache, so a wrong position, a lost row or a bad rollback shows in the output.
 """
@@ -103,7 +103,7 @@ def test_the_figures_of_a_whole_generation(
     ],
 )
 def test_a_model_that_drafts_for_itself_is_always_right(k: int, histogram: list[int]) -> None:
-    """201 tokens. One pass for each drafted token: catching up costs none of its own."""
+    """201 tokens. One pass for each drafted token; catching up takes no extra pass."""
     engine = engine_of(hashed(3))
     target, draft = open_target(engine), open_draft(engine)
     done = run(target, ModelDrafter(*draft, VOCAB_SIZE), limits_of(k, 201))

@@ -1,4 +1,4 @@
-"""Where a round ends the text: the tokens asked for, the contexts, ids that only a draft knows, and EOS."""
+"""Where a round ends the text: the requested tokens, the contexts, ids that only a draft has, and EOS."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_context_is_used_to_its_last_slot(k: int) -> None:
 )
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_drafts_end_with_the_draft_s_own_context(k: int, context: int, drafted: list[int]) -> None:
-    """The draft has the target's table and a context of its own, for the target's 30 and a prompt of 5; K = 1, 3, 8.
+    """The draft has the target's table and another context, for the target's 30 and a prompt of 5; K = 1, 3, 8.
 
     It drafts to its last slot, then not at all. Only a prompt that it can hold is fed to it.
     """
@@ -188,7 +188,7 @@ def test_a_rejected_eos_does_not_stop(wrong: int) -> None:
     assert done.finish_reason == "length"
 
 
-def test_eos_in_the_prompt_does_not_stop_and_the_last_token_that_is_eos_says_stop() -> None:
+def test_eos_in_the_prompt_does_not_stop_and_eos_as_the_last_token_gives_stop() -> None:
     tokens = continuation(hashed(13), 6)
     eos = [*PROMPT, tokens[-1]]
     done = run(open_target(engine_of(hashed(13))), Script(tokens, 9), limits_of(8, 6, eos=eos))

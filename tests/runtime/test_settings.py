@@ -131,7 +131,7 @@ def test_a_draft_the_bundle_does_not_have_is_refused(k: int | None) -> None:
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("draft", ["model", "self", "none", "k0"])
 def test_the_rule_at_a_temperature(given: str | None, seed: int | None, draft: str) -> None:
-    """With a model's drafts what is asked for, else match with a seed and block without; undrafted, always match."""
+    """With a draft model the requested rule, else match with a seed and block without; without drafts always match."""
     bundled = draft if draft == "self" else "model"
     undrafted: dict[str, dict[str, Any]] = {"none": {"draft": "none"}, "k0": {"num_speculative_tokens": 0}}
     options = undrafted.get(draft, {})

@@ -50,7 +50,7 @@ def passes_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[KVCachedModel, int]
     return passes
 
 
-def test_export_says_that_the_cache_is_shared(bundle: Path, copies: Path) -> None:
+def test_export_reports_that_the_cache_is_shared(bundle: Path, copies: Path) -> None:
     manifest = manifest_from_bundle(bundle)
     assert manifest.draft.kind == "model" and manifest.draft.shares_kv
     plan = {buffer.name: buffer for buffer in plan_slot(manifest, "onnxruntime")}

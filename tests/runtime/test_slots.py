@@ -216,7 +216,7 @@ def test_no_pass_is_narrower_than_two_when_it_must_not_be(
 
 @each_way
 def test_poison_in_stale_slots_changes_nothing(open_bundle: Open, models: Backend, way: dict[str, Any]) -> None:
-    """After each piece, and so between two generations, whatever is beyond the committed tokens is overwritten."""
+    """After each piece, and so between two generations, everything beyond the committed tokens is overwritten."""
     expected = {length: alone(open_bundle, LONG[:length], max_new_tokens=20, **way) for length in (24, 5)}
     runtime = open_bundle()  # the latest, whose engines ``models`` has
     take, taken = runtime._pool.take, list[Slot]()

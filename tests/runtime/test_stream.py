@@ -1,4 +1,4 @@
-"""Where a text ends: stop strings, stop ids and lengths cut ids, text, log-probabilities, figures and caches alike.
+"""Where a text ends: stop strings, stop ids and lengths cut ids, text, log-probabilities, figures and caches.
 
 PLAIN looks for stop strings in the text of each beginning of the plain ids.
 """
@@ -266,7 +266,7 @@ def test_a_stop_string_can_be_the_mark_of_a_cut_character(open_bundle: Open) -> 
 
 @pytest.mark.parametrize("draft", ["model", "ngram", "none"])
 def test_steps_are_the_rounds_of_the_stream(runtime: Runtime, draft: str) -> None:
-    """Text, ids and log-probabilities of all steps are the result's, and each says what was drafted and accepted."""
+    """Text, ids and log-probabilities of all steps are the result's, and each counts drafted and accepted tokens."""
     options: dict[str, Any] = {"max_new_tokens": 30, "draft": draft, "logprobs": 1, "stop": ["w1 w2 w3"]}
     expected = runtime.generate(PROMPT, num_speculative_tokens=K, **options)
     stream = runtime.stream(PROMPT, num_speculative_tokens=K, **options)

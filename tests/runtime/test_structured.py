@@ -20,7 +20,7 @@ def test_a_schema_is_a_dict_or_json_text() -> None:
     assert json.loads(given.lark.splitlines()[0].removeprefix("start: %json "))["properties"] == schema["properties"]
 
 
-def test_white_space_is_bounded_unless_the_schema_says_otherwise() -> None:
+def test_white_space_is_bounded_unless_the_schema_sets_it() -> None:
     def guidance(schema: dict[str, Any]) -> Any:
         grammar = grammar_of(json_schema=json.dumps(schema))
         assert grammar is not None
@@ -52,8 +52,8 @@ def test_slashes_and_newlines_of_a_regex_are_escaped_for_lark() -> None:
         ({"json_schema": "[]"}, "json_schema: got list, expected a JSON schema"),
         ({"json_schema": 3}, "json_schema: got int, expected a JSON schema"),
         ({"json_schema": {"a": {1}}}, "json_schema: not JSON"),
-        ({"regex": ""}, "regex: got '', expected a text"),
-        ({"regex": 3}, "regex: got 3, expected a text"),
+        ({"regex": ""}, "regex: got '', expected a non-empty string"),
+        ({"regex": 3}, "regex: got 3, expected a non-empty string"),
         ({"grammar": " \n"}, "grammar: got "),
         ({"grammar": 'root ::= "a" | "b"'}, "grammar: got GBNF, the grammars of llama.cpp; expected Lark"),
         ({"json_object": "yes"}, "json_object: got 'yes', expected True or False"),

@@ -29,7 +29,7 @@ def benched(tiny_bundle: Path) -> Bench:
 
 @pytest.fixture(scope="session")
 def bench_file(exports: Exports, tiny_bundle: Path) -> Path:
-    """The file of ``specrt bench`` on three prompts, without torch; nobody changes it."""
+    """The file of ``specrt bench`` on three prompts, without torch; read-only."""
 
     def run(stored: Path) -> None:
         prompts = stored.with_suffix(".txt")

@@ -1,4 +1,4 @@
-"""``specrt build`` and what ``specrt inspect`` says of engines, from the command line."""
+"""``specrt build`` and what ``specrt inspect`` shows of engines, from the command line."""
 
 from __future__ import annotations
 

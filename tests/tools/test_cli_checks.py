@@ -30,7 +30,7 @@ def test_verify_certifies_a_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
 def test_verify_exits_with_1_and_names_what_failed(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A target that says another id after two drafted ones or more, which no rounding explains."""
+    """A target that gives another id after two or more drafted ones, which rounding does not explain."""
     verify = Target.verify
 
     def forked(self: Target, committed: Sequence[int], drafted: Sequence[int], *more: bool) -> tuple[int, int]:

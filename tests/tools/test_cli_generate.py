@@ -20,7 +20,7 @@ from tests.tools.commands import PROMPT, invoke
 
 @pytest.fixture(scope="module")
 def expected(tiny_bundle: Path) -> Any:
-    """What the library says, plainly decoded."""
+    """The library's text by plain decoding."""
     with specrt.load(tiny_bundle) as runtime:
         return runtime.generate(PROMPT, max_new_tokens=20, num_speculative_tokens=0)
 
@@ -30,7 +30,7 @@ Invoke = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Invoke:
-    """The command in a process of its own, away from the checkout."""
+    """The command in a separate process, outside the checkout."""
 
     def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "specrt.tools.cli", *map(str, arguments)]
@@ -146,7 +146,7 @@ def test_a_chat_shows_the_log_probabilities_that_are_asked_for(tiny_bundle: Path
 
 
 def test_a_chat_from_a_pipe_has_answers_on_standard_output_and_figures_next_to_it(tiny_bundle: Path) -> None:
-    """The second turn finds the first in the cache; what does not fit is reported, and the chat goes on."""
+    """The second turn finds the first in the cache; what does not fit is reported, and the chat continues."""
     lines = ["Hello", "/stats", "", "And?", "x y " * 400, "/nonsense", "/reset", "Hello", "/exit", "never asked"]
     result = invoke("chat", tiny_bundle, "--max-new-tokens", 6, "--ignore-eos", stdin="\n".join(lines) + "\n")
     assert result.exit_code == 0, result.output

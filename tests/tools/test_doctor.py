@@ -60,7 +60,7 @@ def test_tensorrt_builds_only_where_a_gpu_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_running_on_a_gpu_needs_gpu_driver_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thing after the other is there."""
+    """The parts become available one after the other."""
     runs = ("run with onnxruntime (CUDA)", "run with tensorrt-rtx")
 
     def found() -> list[tuple[bool, str, str | None]]:

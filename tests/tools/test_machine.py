@@ -55,7 +55,7 @@ def test_a_process_of_ours_that_has_ended_is_ours() -> None:
     assert later[2] - own > 0.25 and later[0] > total and later[1] > busy
 
 
-def test_a_bench_next_to_other_programs_says_so_wherever_it_says_a_ratio(
+def test_a_bench_next_to_other_programs_warns_at_every_ratio(
     benched: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quiet = replace(benched, busy_percent_during=QUIET_PERCENT)

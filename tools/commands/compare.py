@@ -22,7 +22,7 @@ def compare(bundle: Path, backend: str | None, device: str | None, verbose: bool
     Without a GPU, ONNX Runtime is compared with the samplers in numpy and the stored logits of the torch model.
     """
     from specrt.tools.compare.compare import compare as run
-    from specrt.tools.compare.table import print_comparison
+    from specrt.tools.compare.table import lines_of
     from specrt.tools.terminal.progress import shown_progress
 
     with shown_progress() as progress:
@@ -30,6 +30,6 @@ def compare(bundle: Path, backend: str | None, device: str | None, verbose: bool
     if as_json:
         click.echo(json.dumps(comparison.as_dict()))
     else:
-        print_comparison(comparison)
+        click.echo("\n".join(lines_of(comparison)))
     if failed := comparison.failed:
         raise SpecrtError(f"{bundle}: {len(failed)} of {len(comparison.results)} outputs differ: {', '.join(failed)}")

@@ -25,32 +25,32 @@ _SERVICE = (
         type=click.IntRange(1, 256),
         default=4,
         show_default=True,
-        help="Sequences that take turns.",
+        help="Sequences that run at a time.",
     ),
     click.option(
         "--generation-config",
         default="auto",
         show_default=True,
         metavar="auto|none|FILE",
-        help="Sampling defaults: the model's own, none, or a JSON file's. The temperature is 1 without one.",
+        help="Sampling defaults: from the model, none, or from a JSON file. Temperature is 1 if not set.",
     ),
     click.option(
         "--reproducible/--no-reproducible",
         default=None,
-        help="Texts that are the same in every mix of requests.  [default: where passes of one row round otherwise]",
+        help="Text does not depend on other requests.  [default: on if passes of one row round differently]",
     ),
     click.option(
         "--tool-parser",
         type=click.Choice(_PARSERS),
         default="auto",
         show_default=True,
-        help="How the model calls tools.",
+        help="Format of tool calls.",
     ),
 )
 
 
 def service_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of an open bundle that takes requests: ``serve`` and ``batch`` have them."""
+    """Add the options that ``serve`` and ``batch`` share to a click command."""
     for option in reversed(_SERVICE):
         command = option(command)
     return command
@@ -59,25 +59,36 @@ def service_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 is any free one.")
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of keys, one a line; clients send one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0 picks a free one."
+)
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one per line.")
 @click.option("--queue-size", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait.")
 @click.option(
-    "--request-timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="In s."
+    "--request-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Time limit of a request, in seconds.",
 )
 @click.option(
-    "--drain-timeout", type=click.FloatRange(0), default=30.0, show_default=True, help="For the end of requests, in s."
+    "--drain-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Time to finish requests at exit, in seconds.",
 )
 @click.option(
-    "--max-body-bytes", type=click.IntRange(1024), default=4 << 20, show_default=True, help="Of a request's body."
+    "--max-body-bytes", type=click.IntRange(1024), default=4 << 20, show_default=True, help="Size limit of a request."
 )
-@click.option("--metrics-prefix", default="vllm:", show_default=True, help="Of the names of Prometheus metrics.")
+@click.option("--metrics-prefix", default="vllm:", show_default=True, help="Prefix of metric names.")
 @service_options
 @place_options
 def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
-    """Serve BUNDLE to clients of OpenAI's API, at http://HOST:PORT/v1; the page at / is a chat.
+    """Serve BUNDLE with an OpenAI-compatible API at http://HOST:PORT/v1 and a chat page at /.
 
-    Answers are 503 until it is loaded. The first SIGTERM or Ctrl-C lets requests finish, the second one ends them.
+    The status is 503 until the bundle is loaded. The first SIGTERM or Ctrl-C lets requests finish; the second
+    ends them.
     """
     place = place_of(options)
     from specrt.engines.manifest import manifest_from_bundle
@@ -100,7 +111,7 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     config = Config(names, limits, Defaults(sampling), options["metrics_prefix"], options["tool_parser"])
     address = Address(host, port)
     if not address.is_loopback and not keys:
-        click.echo(f"specrt: warning: {host} can be reached by others, and there is no --api-key-file", err=True)
+        click.echo(f"specrt: warning: other machines can reach {host}, and there is no --api-key-file", err=True)
 
     def load() -> Service:
         checked_manifest(bundle)

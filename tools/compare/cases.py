@@ -115,7 +115,7 @@ def _scalar(value: float, dtype: str = "float32") -> Array:
     return np.array([value], dtype)
 
 
-def _judged(tokens: Array, accepted: int) -> Feed:
+def _verified(tokens: Array, accepted: int) -> Feed:
     return {TOKENS: np.asarray(tokens, np.int64), NUM_ACCEPTED: _scalar(accepted, "int64")}
 
 
@@ -125,7 +125,7 @@ def _match(rng: np.random.Generator, rows: int, vocab: int) -> Case:
         logits[-1] = -np.inf
     tokens = numpy_samplers.greedy(logits)
     drafted = _drafted(rng, tokens, vocab)
-    return Case({LOGITS: logits, **_fed(rng, drafted, vocab)}, _judged(tokens, numpy_samplers.match(tokens, drafted)))
+    return Case({LOGITS: logits, **_fed(rng, drafted, vocab)}, _verified(tokens, numpy_samplers.match(tokens, drafted)))
 
 
 def _penalties(rng: np.random.Generator, rows: int, vocab: int) -> Case:
@@ -176,7 +176,7 @@ def _match_sampled(rng: np.random.Generator, rows: int, vocab: int) -> Case:
     tokens = np.array([numpy_samplers.draw(p, u[CHUNK], u[WITHIN]) for p, u in zip(probs, uniforms, strict=True)])
     drafted = _drafted(rng, tokens, vocab)
     accepted = numpy_samplers.match(tokens, drafted)
-    return Case({PROBS: probs, **_fed(rng, drafted, vocab), UNIFORMS: uniforms}, _judged(tokens, accepted))
+    return Case({PROBS: probs, **_fed(rng, drafted, vocab), UNIFORMS: uniforms}, _verified(tokens, accepted))
 
 
 def _block(rng: np.random.Generator, rows: int, vocab: int) -> Case:
@@ -187,7 +187,7 @@ def _block(rng: np.random.Generator, rows: int, vocab: int) -> Case:
     final = (uniforms[0, CHUNK], uniforms[0, WITHIN])
     accepted, token = numpy_samplers.block(p, q[:-1], drafted, uniforms[: rows - 1, ACCEPT], final)
     feed = {PROBS: p, DRAFT_PROBS: q, **_fed(rng, drafted, vocab), UNIFORMS: uniforms}
-    return Case(feed, _judged(np.full(rows, token), accepted))
+    return Case(feed, _verified(np.full(rows, token), accepted))
 
 
 def _logprobs(rng: np.random.Generator, rows: int, vocab: int) -> Case:

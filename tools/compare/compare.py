@@ -14,6 +14,7 @@ from typing import Any
 
 from specrt.engines.backends import choose_backend, choose_device, open_backend
 from specrt.engines.errors import BackendError
+from specrt.engines.gpu.device import open_device
 from specrt.engines.gpu.discovery import find_gpus
 from specrt.engines.interface import CPU, CUDA, Backend, Engine
 from specrt.engines.manifest import Manifest, manifest_from_bundle
@@ -99,9 +100,15 @@ def _open_gpu(bundle: Path, manifest: Manifest, backend: str | None, device: str
     """The backend on the GPU; None where ONNX Runtime's CPU provider is compared with numpy."""
     name = choose_backend(manifest, backend)
     if backend is None and device is None:
-        device = CUDA if find_gpus() else CPU
-        return None if device == CPU else open_backend(bundle, manifest, name, device)
-    return None if choose_device(name, device) == CPU else open_backend(bundle, manifest, name, device)
+        place = CPU
+        if find_gpus():
+            place = CUDA
+    else:
+        place = choose_device(name, device)
+    if place == CPU:
+        return None
+    open_device()  # a GPU that is missing comes before engines that are
+    return open_backend(bundle, manifest, name, place)
 
 
 def _on_cpu(bundle: Path, graph: Graph) -> Callable[[], Engine]:

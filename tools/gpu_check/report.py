@@ -18,10 +18,10 @@ def check_output(output: Path) -> Path:
     """The page's path for the JSON file ``output``. Raises ``UsageError`` or ``ResourceError`` before any work."""
     if output.suffix != ".json":
         raise UsageError(f"--output {output}: expected a name that ends in .json; the page is next to it in .md")
-    beside = output.with_suffix(".md")
-    for path in (output, beside):
+    markdown = output.with_suffix(".md")
+    for path in (output, markdown):
         check_writable(path, "choose another file", "the report")
-    return beside
+    return markdown
 
 
 def write_report(report: Report, output: Path) -> None:

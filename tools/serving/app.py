@@ -1,4 +1,4 @@
-"""The ASGI application: routes of OpenAI's API, of vLLM's server, and the page."""
+"""The ASGI application: routes of OpenAI's API and of vLLM's server, and the chat page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CSP = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; styl
 
 
 class Json(Response):
-    """A JSON body that may hold any text."""
+    """A JSON body that may contain any text."""
 
     media_type = "application/json"
 
@@ -38,7 +38,7 @@ class Json(Response):
 
 
 def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> Starlette:
-    """The application. ``app.state.service`` may be set later: until then it answers 503."""
+    """The application. ``app.state.service`` may be set later; until then the status is 503."""
     routes = [
         Route("/v1/chat/completions", _generate, methods=["POST"], name="chat"),
         Route("/v1/completions", _generate, methods=["POST"], name="completions"),

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON, of a limited size, read in limited time."""
+"""Request bodies: JSON with a limit on size and on the time to read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BODY_TIMEOUT_S = 30.0
 
 
 async def json_body(request: Request, max_bytes: int) -> Any:
-    """The JSON of a request. Raises ``ApiError`` 400, 408, 413 or 415."""
+    """The parsed JSON body of a request. Raises ``ApiError`` 400, 408, 413 or 415."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: got {kind!r}, expected application/json")

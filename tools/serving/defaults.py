@@ -14,9 +14,9 @@ AUTO, NONE = "auto", "none"
 
 
 def sampling_defaults(generation_config: str, manifest: Manifest) -> Mapping[str, float]:
-    """Temperature 1, unless a generation config says otherwise: ``auto`` is the model's own, ``none``, or a JSON file.
+    """Temperature 1, unless a generation config sets it: the model's (``auto``), ``none``, or a JSON file.
 
-    Raises ``UsageError`` for a file that is none, and for values out of their range.
+    Raises ``UsageError`` for a file that cannot be read, and for values out of range.
     """
     if generation_config == AUTO:
         values = manifest.generation_defaults

@@ -1,4 +1,4 @@
-"""A request and its answer on the wire: whole or as server-sent events. It is cancelled when the client goes away."""
+"""The response to a request, whole or as server-sent events. It is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _SECONDS_TO_READ = 10.0  # for a client that reads slowly, after the deadline of
 
 
 class ClientLeft(Exception):
-    """The connection is closed; nobody reads an answer."""
+    """The client has closed the connection."""
 
 
 class Exchange:
-    """An ASGI response: runs ``job`` and sends what it makes."""
+    """An ASGI response: runs ``job`` and sends its output."""
 
     def __init__(self, service: Service, wanted: Wanted, job: Job) -> None:
         self._service, self._wanted, self._job = service, wanted, job
         self._answer = Answer(wanted, service.model_name, service.fingerprint, job.num_prompt_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. starlette watches the client only while it streams, so this does it for both kinds."""
+        """Send the response. Starlette detects a disconnect only in streams, so it is done here for both kinds."""
         answering = asyncio.ensure_future(self._stream(send) if self._wanted.stream else self._whole(send))
         leaving = asyncio.ensure_future(_until_disconnect(receive))
         seconds_left = self._job.deadline - time.monotonic()
@@ -83,7 +83,7 @@ class Exchange:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        """The status is sent with the first chunk, so that what goes wrong before it has a status of its own."""
+        """The status is sent with the first chunk, so that an earlier error gets its own status."""
         is_begun = False
         try:
             async for choice, delta in self._deltas():
@@ -105,7 +105,7 @@ class Exchange:
         await send({"type": "http.response.body", "body": last + DONE})
 
     async def _deltas(self) -> AsyncIterator[tuple[Choice, Delta]]:
-        """What the rounds add to the choices, until all have ended. Raises ``ApiError``."""
+        """The additions of rounds to the choices, until all have ended. Raises ``ApiError``."""
         job, timeout_s = self._job, self._service.config.limits.request_timeout_s
         num_left = len(job.choices)
         while num_left:

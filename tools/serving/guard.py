@@ -1,4 +1,4 @@
-"""Around every request: API keys, and a line in the log that has no contents."""
+"""Middleware for every request: API keys, and a log line without contents."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _PROTECTED = ("/v1", "/tokenize", "/detokenize")
 
 
 def keys_from_file(path: Path) -> list[bytes]:
-    """The keys in a file, one a line. Raises ``UsageError`` for a file without any."""
+    """The keys of a file with one per line. Raises ``UsageError`` if it has none."""
     keys = [line.strip() for line in path.read_bytes().splitlines()]
     if not any(keys):
-        raise UsageError(f"--api-key-file: {path} has no key; write one a line")
+        raise UsageError(f"--api-key-file: {path} has no key; write one per line")
     return [key for key in keys if key]
 
 
 class Guard:
-    """ASGI middleware. With ``keys`` the API needs one of them; the page, ``/health`` and ``/metrics`` do not."""
+    """ASGI middleware. With ``keys``, API requests need one of them; the page, ``/health`` and ``/metrics`` do not."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[bytes] = ()) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on; then log."""
+        """Refuse the request or pass it on, then log it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -57,7 +57,7 @@ class Guard:
     def _knows(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode("latin-1", "replace")
-        known = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, whichever fits
+        known = [hmac.compare_digest(given, key) for key in self._keys]  # compares with all, in constant time
         return scheme.lower() == "bearer" and any(known)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Prometheus metrics by vLLM's names."""
+"""Prometheus metrics with vLLM's names."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _COUNTERS = {
     "spec_decode_num_drafts": "Rounds that verified drafted tokens.",
     "spec_decode_num_draft_tokens": "Drafted tokens that were verified.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
-    "prompt_tokens": "Tokens of prompts, those found in a cache included.",
-    "generation_tokens": "Tokens generated.",
-    "prefix_cache_queries": "Tokens of prompts that were looked for in the caches of earlier sequences.",
-    "prefix_cache_hits": "Tokens of prompts that were found there.",
-    "request_cancelled": "Requests whose client went away.",
-    "request_rejected": "Requests that found the queue full.",
+    "prompt_tokens": "Prompt tokens, including cached ones.",
+    "generation_tokens": "Generated tokens.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the caches of earlier sequences.",
+    "prefix_cache_hits": "Prompt tokens that were found in the caches of earlier sequences.",
+    "request_cancelled": "Requests whose client disconnected.",
+    "request_rejected": "Requests refused because the queue was full.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From the arrival of a request to a choice's first token.", _FIRST_TOKEN_S),
-    "request_time_per_output_token_seconds": ("Time after the first token, for each further one.", _TOKEN_S),
+    "request_time_per_output_token_seconds": ("Time after the first token, per further token.", _TOKEN_S),
     "request_queue_time_seconds": ("Time in the queue.", _WAIT_S),
     "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _REQUEST_S),
 }
@@ -52,11 +52,11 @@ class Metrics:
         self._success = self._labelled(Counter, "request_success", "Finished choices.", "finished_reason")
 
     def text(self) -> bytes:
-        """What ``/metrics`` prints."""
+        """The content of ``/metrics``."""
         return generate_latest(self._registry)
 
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        """A gauge whose value is asked for when it is printed."""
+        """Add a gauge whose value is computed when it is read."""
         self._made(Gauge, name, help_text).set_function(value)
 
     def count(self, name: str, amount: float = 1) -> None:
@@ -68,7 +68,7 @@ class Metrics:
         self._histograms[name].observe(seconds)
 
     def count_step(self, step: Step) -> None:
-        """Add a round."""
+        """Count a round."""
         self.count("generation_tokens", len(step.token_ids))
         if step.num_draft_tokens:
             self.count("spec_decode_num_drafts")
@@ -78,13 +78,13 @@ class Metrics:
                 self._accepted.labels(self._model_name, str(position)).inc()
 
     def count_prefill(self, stats: Stats) -> None:
-        """Add a prompt that was read."""
+        """Count a prefilled prompt."""
         self.count("prompt_tokens", stats.prompt_tokens)
         self.count("prefix_cache_queries", stats.prompt_tokens)
         self.count("prefix_cache_hits", stats.reused_prompt_tokens)
 
     def count_finished(self, reason: str) -> None:
-        """Add a choice that ended."""
+        """Count a finished choice."""
         self._success.labels(self._model_name, reason).inc()
 
     def _labelled(self, kind: type[Counter], name: str, text: str, label: str) -> Counter:

@@ -1,4 +1,4 @@
-"""Whether passes of one row round as those of several do on this machine. If not, a text depends on its rounds."""
+"""Whether passes of one row and of several rows round differently. If so, a text depends on its rounds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specrt.runtime.model import KVCachedModel
 from specrt.runtime.runtime import Runtime
 
 NUM_TOKENS = 8
-# Over the largest |logit|. fp32 kernels that add in another order differ by less; kernels that round the activations
-# of a row in another way, as some for int4 and w8a8 do, by more.
+# Over the largest |logit|. fp32 kernels that sum in another order differ by less; kernels that round the activations of
+# a row differently, such as some for int4 and w8a8, differ by more.
 TOLERANCE = 1e-4
 
 
 def needs_reproducible(runtime: Runtime) -> bool:
-    """Whether the target's pass of one row rounds otherwise than those of more rows."""
+    """Whether passes of one row round differently from those of more rows, in the target."""
     vocab_size = runtime.manifest.target.spec.vocab_size
     ids = [(7919 * index + 101) % vocab_size for index in range(NUM_TOKENS)]
     slot = runtime.open_slot("none")

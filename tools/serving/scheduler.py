@@ -1,7 +1,7 @@
 """Many requests on one engine: their sequences take turns, round by round, in one thread.
 
-Requests are served first come, first served, with a fair share: a free place goes to the request with the fewest
-sequences running, and of those to the one that came first. What runs takes turns, a round each.
+Requests are served in order of arrival, with a fair share: a free place goes to the request with the fewest running
+sequences, and among those to the first. Running sequences take turns of one round each.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Protocol
 
 from specrt.runtime.stream import Step, Stream
 
-# (step) while it runs, (None) at its end, (what it raised) where it fails; called in the engine's thread
+# (step) while it runs, (None) at its end, (exception) on failure; called in the engine's thread
 Outcome = Step | BaseException | None
 
 
 @dataclass(eq=False)
 class Generation:
-    """One text in the making. ``report`` is called in the engine's thread and must return at once.
+    """One text that is being generated. ``report`` is called in the engine's thread and must not block.
 
-    Times are those of ``time.monotonic``.
+    Times are from ``time.monotonic``.
     """
 
     stream: Stream
@@ -35,7 +35,7 @@ class Generation:
 
 @dataclass(eq=False)
 class Group:
-    """The generations of one request, which share its place in the queue."""
+    """The generations of one request, which share its position in the queue."""
 
     generations: Sequence[Generation]
     num_running: int = 0
@@ -43,14 +43,14 @@ class Group:
 
 @dataclass(eq=False)
 class Row:
-    """A generation that runs: a row of the next set of rounds."""
+    """A running generation: a row of the next set of rounds."""
 
     generation: Generation
     group: Group
 
 
 class RoundRunner(Protocol):
-    """Runs a round of each of up to ``max_rows`` rows, and yields (row, outcome) as soon as a row is done."""
+    """Runs one round for each of up to ``max_rows`` rows; yields (row, outcome) when a row is done."""
 
     max_rows: int
 
@@ -58,7 +58,7 @@ class RoundRunner(Protocol):
 
 
 class OneByOne:
-    """A row at a time, on the whole engine."""
+    """Runs one row at a time on the whole engine."""
 
     max_rows = 1
 
@@ -66,20 +66,20 @@ class OneByOne:
         for row in rows:
             try:
                 yield row, next(row.generation.stream.steps, None)
-            except Exception as error:  # the engine's; it ends this sequence and no other
+            except Exception as error:  # an engine's error ends only this sequence
                 yield row, error
 
 
 class QueueFull(Exception):
-    """As many requests wait as may."""
+    """The queue is full."""
 
 
 class Draining(Exception):
-    """No new requests are taken, or those that there were have been ended."""
+    """The server takes no new requests, or has ended the running ones."""
 
 
 class DeadlinePassed(Exception):
-    """The request took too long."""
+    """The request passed its deadline."""
 
 
 class Scheduler:
@@ -97,7 +97,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Generations that take turns."""
+        """Running generations."""
         return len(self._running)
 
     @property
@@ -119,7 +119,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def cancel(self, generations: Iterable[Generation]) -> None:
-        """End them: those that run before their next round. Nothing is reported of them any more."""
+        """End generations; running ones before their next round. They are no longer reported."""
         with self._changed:
             for generation in generations:
                 generation.is_cancelled = True
@@ -127,13 +127,13 @@ class Scheduler:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests, and wait for those that there are. False where time ran out first."""
+        """Take no more requests and wait for the current ones. False if ``timeout_s`` passed first."""
         with self._changed:
             self._is_draining = True
             return self._changed.wait_for(lambda: not self._waiting and not self._running, timeout_s)
 
     def close(self) -> None:
-        """End everything, which is reported as ``Draining``, and the thread."""
+        """End all requests, which is reported as ``Draining``, and the thread."""
         with self._changed:
             self._is_draining = self._is_closed = True
             ended = [generation for _, rest in self._waiting for generation in rest]
@@ -149,7 +149,7 @@ class Scheduler:
                 self._finish_round(row, outcome)
 
     def _next_rows(self) -> list[Row]:
-        """The rows whose turn it is. Waits until there are some; empty at the end."""
+        """The rows of the next rounds. Waits until there are some; empty at the end."""
         with self._changed:
             while True:
                 self._end_rows()
@@ -173,12 +173,12 @@ class Scheduler:
             self._drop_waiting(lambda _: False)
 
     def _drop_waiting(self, is_dropped: Callable[[Generation], bool]) -> None:
-        """Leave no such generation in the queue, and no request without one that waits."""
+        """Remove generations from the queue, and requests that have none left."""
         kept = [(group, deque(g for g in rest if not is_dropped(g))) for group, rest in self._waiting]
         self._waiting = [(group, rest) for group, rest in kept if rest]
 
     def _end_rows(self) -> None:
-        """Free the places of what was cancelled or is late."""
+        """Free the places of generations that were cancelled or passed their deadline."""
         now = time.monotonic()
         late = [g for _, rest in self._waiting for g in rest if g.deadline < now]
         self._drop_waiting(lambda generation: generation.deadline < now)

@@ -1,4 +1,4 @@
-"""The process that serves: a socket, uvicorn, loading while it answers 503, and the end by a signal."""
+"""The server process: socket, uvicorn, status 503 while loading, and shutdown by a signal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from specrt.tools.serving.app import create_app
 from specrt.tools.serving.service import Service
 
 KEEP_ALIVE_S = 65
-_SECONDS_TO_SEND = 10  # for answers that are complete, when the server ends
+_SECONDS_TO_SEND = 10  # for complete responses, when the server shuts down
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen. Port 0 is any that is free."""
+    """The address to listen on. Port 0 is any free port."""
 
     host: str = "127.0.0.1"
     port: int = 8000
 
     def bind(self) -> socket.socket:
-        """A socket that is bound and not listening yet. Raises ``ResourceError`` and ``UsageError``."""
+        """A socket that is bound but not listening yet. Raises ``ResourceError`` and ``UsageError``."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:
@@ -56,13 +56,13 @@ class Address:
             return self.host == "localhost"
 
     def url(self, bound: socket.socket) -> str:
-        """The address as a client gives it."""
+        """The URL for clients."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{bound.getsockname()[1]}"
 
 
 class Server(uvicorn.Server):
-    """Loads while it listens. The first signal drains: what runs is finished. The second one ends it at once."""
+    """Loads while it listens. The first signal drains: running requests finish. The second ends it at once."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         self._is_stopping = False
 
     def start_loading(self) -> None:
-        """Load in a thread; answers are 503 until it is done."""
+        """Load in a thread; the status is 503 until it is done."""
         threading.Thread(target=self._load_service, name="specrt-load", daemon=True).start()
 
     def _load_service(self) -> None:
@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
         threading.Thread(target=self._drain, args=(self.service,), name="specrt-drain", daemon=True).start()
 
     def stop(self) -> None:
-        """Drain and end, as a signal does."""
+        """Drain and end, like a signal."""
         self.handle_exit(signal.SIGTERM, None)
 
     def _drain(self, service: Service) -> None:
@@ -130,9 +130,9 @@ def serve(
     keys: Sequence[bytes] = (),
     drain_timeout_s: float = 30.0,
 ) -> None:
-    """Serve until a signal ends it. What ``load`` raises is raised here; ``announce`` gets the URL when it is loaded.
+    """Serve until a signal. Errors of ``load`` are raised here; ``announce`` gets the URL when it is loaded.
 
-    Raises ``ResourceError`` where requests were cut off by the end of ``drain_timeout_s``.
+    Raises ``ResourceError`` if requests were cut off after ``drain_timeout_s``.
     """
     with address.bind() as bound:
         log_to_stderr()
@@ -153,7 +153,7 @@ def serve(
 
 
 def log_to_stderr() -> None:
-    """A line for each request on standard error, and uvicorn's warnings."""
+    """Log each request and uvicorn's warnings to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for name, level in (("specrt.tools.serving", logging.INFO), ("uvicorn", logging.WARNING)):

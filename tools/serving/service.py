@@ -1,4 +1,4 @@
-"""What the endpoints share: the open bundle, its scheduler and metrics, and what the server is asked to allow."""
+"""The shared state of the endpoints: the open bundle, its scheduler and metrics, and the limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specrt.tools.serving.structures import grammar_options, refused_request
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for; bytes, s and numbers."""
+    """Limits of requests, in numbers, seconds and bytes."""
 
     max_concurrency: int = 4
     queue_size: int = 64
@@ -65,17 +65,17 @@ def open_service(
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise ``UsageError`` for a prefix with which names are none of Prometheus'."""
+    """Raise ``UsageError`` for a prefix that is invalid in Prometheus names."""
     if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
         raise UsageError(f"--metrics-prefix: got {prefix!r}, expected letters, digits, '_' and ':'")
 
 
-# (index of the choice, what its generation reported)
+# (index of the choice, the report of its generation)
 Report = tuple[int, Outcome]
 
 
 class Job:
-    """The generations of one request, and what they report, for the event loop that made it."""
+    """The generations of one request and their reports, for the event loop that created it."""
 
     def __init__(self, choices: Sequence[Choice], num_prompt_tokens: int, timeout_s: float) -> None:
         self.choices, self.num_prompt_tokens = choices, num_prompt_tokens
@@ -86,19 +86,19 @@ class Job:
         self.generations: list[Generation] = []
 
     def reporter(self, index: int) -> Callable[[Outcome], None]:
-        """To be called in another thread."""
+        """A callback for the engine's thread."""
 
         def report(outcome: Outcome) -> None:
             try:
                 self._loop.call_soon_threadsafe(self.reports.put_nowait, (index, outcome))
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: no request waits any more
                 return
 
         return report
 
 
 class Service:
-    """An open bundle that serves. Closing it closes the runtime."""
+    """A served bundle. Closing it closes the runtime."""
 
     def __init__(self, runtime: Runtime, config: Config) -> None:
         self.runtime, self.config = runtime, config
@@ -112,22 +112,22 @@ class Service:
         self.scheduler = Scheduler(limits.max_concurrency, limits.queue_size)
         self.metrics = Metrics(config.metrics_prefix, self.model_name)
         watch = self.metrics.watch
-        watch("num_requests_running", "Sequences that take turns on the engine.", lambda: self.scheduler.num_running)
-        watch("num_requests_waiting", "Sequences that wait for a place.", lambda: self.scheduler.num_waiting)
-        watch("num_idle_slots", "KV slots that no sequence is using.", lambda: runtime.num_idle_slots)
+        watch("num_requests_running", "Running sequences.", lambda: self.scheduler.num_running)
+        watch("num_requests_waiting", "Sequences that wait in the queue.", lambda: self.scheduler.num_waiting)
+        watch("num_idle_slots", "KV slots that are not used by a sequence.", lambda: runtime.num_idle_slots)
 
     @property
     def model_name(self) -> str:
-        """The name that answers have."""
+        """The model name in responses."""
         return self.config.model_names[0]
 
     def warm_up(self) -> None:
-        """Load what a first generation would load: the samplers, greedy and not."""
+        """Load what the first generations would load: the samplers for greedy and sampled decoding."""
         for temperature in (0.0, 1.0):
             self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
 
     def check_model(self, name: Any) -> None:
-        """Raise ``ApiError`` unless ``name`` is the model's, or nothing."""
+        """Raise ``ApiError`` unless ``name`` is a name of the model, or None."""
         if name is None or name == "" or name in self.config.model_names:
             return
         if not isinstance(name, str):
@@ -140,7 +140,7 @@ class Service:
             raise unavailable("draining")
 
     def prepare(self, wanted: Wanted) -> tuple[list[Choice], int]:
-        """(the choices of a request, the number of its prompts' tokens). Encodes, so it takes a while.
+        """(choices of a request, number of its prompt tokens). It encodes the prompts, which takes a while.
 
         Raises ``ApiError``.
         """
@@ -150,7 +150,7 @@ class Service:
             raise refused_request(error, wanted, self.runtime) from error
 
     def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
-        """Queue a request. To be called in the event loop. Raises ``ApiError``."""
+        """Queue a request. Call it in the event loop. Raises ``ApiError``."""
         job = Job(choices, num_prompt_tokens, self.config.limits.request_timeout_s)
         job.generations = [
             Generation(choice.stream, self._counted(choice.stream, job, index), job.deadline)
@@ -192,7 +192,7 @@ class Service:
         return choices, total
 
     def _form(self, wanted: Wanted) -> str | None:
-        """The name of the format of tool calls, where there may be some."""
+        """The name of the format of tool calls; None if there can be none."""
         if wanted.tools is None or wanted.chat is None:
             return None
         template = self.runtime.codec.template(wanted.chat)
@@ -215,14 +215,14 @@ class Service:
 
     @staticmethod
     def _seeded(options: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Choice ``number`` of several gets the seed and its number; the first is as a request with n = 1."""
+        """Options with the seed of choice ``number``. The first choice is the same as in a request with n = 1."""
         seed = options.get("seed")
         if number == 0 or seed is None:
             return dict(options)
         return {**options, "seed": (seed + number) % (1 << 63) if isinstance(seed, int) else seed}
 
     def _counted(self, stream: Stream, job: Job, index: int) -> Callable[[Outcome], None]:
-        """The report of a generation, which is counted on its way. Runs in the engine's thread."""
+        """A report that also counts the generation. Runs in the engine's thread."""
         report, metrics = job.reporter(index), self.metrics
         begun = math.nan
 

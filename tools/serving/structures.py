@@ -1,4 +1,4 @@
-"""What a request asks of its text, as options of the runtime: at most one grammar, of a structure and of tool calls."""
+"""Structured output of a request as options of the runtime: at most one grammar, for structure and tool calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[str, int]) -> dict[str, Any]:
-    """The option that constrains the text; empty where nothing does. ``form`` is that of tool calls.
+    """The option that constrains the text, or none. ``form`` is the format of tool calls.
 
-    A forced answer is one call. With JSON and tools the text is one of the two. Raises ``UsageError``.
+    A forced response is one call. With JSON and tools, the text is either. Raises ``UsageError``.
     """
     options = _grammar_options(wanted, form, special_tokens)
     for name, value in options.items():
@@ -42,7 +42,7 @@ def _grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[s
 
 
 def refused_request(error: SpecrtError, wanted: Wanted, runtime: Runtime) -> ApiError:
-    """The 400 that names the field which the runtime refused. Of a grammar of several parts it finds the part."""
+    """The 400 that names the field that the runtime refused, also in a grammar of several parts."""
     names = {"prompt": "messages"} if wanted.is_chat else {}
     if wanted.structure is not None:
         names[wanted.structure.option] = wanted.structure.param

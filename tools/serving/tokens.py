@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM's server has them; llama.cpp's field names are taken too."""
+"""``/tokenize`` and ``/detokenize`` as in vLLM's server; llama.cpp's field names are accepted too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenized(service: Service, body: Any) -> dict[str, Any]:
 
 
 def detokenized(service: Service, body: Any) -> dict[str, Any]:
-    """The text of ``tokens``, special ones aside. Raises ``ApiError``."""
+    """The text of ``tokens`` without special tokens. Raises ``ApiError``."""
     fields = Fields(body)
     fields.take("model")
     ids = fields.of_kind("tokens", list, "a list of token ids")

@@ -1,4 +1,4 @@
-"""A GPU for tests without one: its memory is the host's, at real addresses; its stream runs only when somebody waits.
+"""A GPU for tests without one: its memory is the host's, at real addresses; its stream runs only at a wait.
 
 So a read without a wait sees what was there before, and page-locked memory that is overwritten too early shows in the
 answer. It refuses what CUDA refuses, and counts.
@@ -31,7 +31,7 @@ class Graph:
 
 @dataclass
 class Event:
-    """``time`` is None from the moment at which it is recorded until the stream comes to it."""
+    """``time`` is None after it is recorded until the stream reaches it."""
 
     time: float | None = None
     is_recorded: bool = False

@@ -1,4 +1,4 @@
-"""The simulated GPU invents nothing: every name that specrt uses of CUDA and TensorRT is there in the real modules."""
+"""Every name that specrt uses of CUDA and TensorRT exists in the real modules, and so does the simulated GPU's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_cuda_bindings_have_what_is_called() -> None:
 
 
 def test_cuda_bindings_answer_with_a_status_first() -> None:
-    """Without a driver each call says so; none raises by itself."""
+    """Without a driver each call returns an error; none raises."""
     runtime = pytest.importorskip("cuda.bindings.runtime")
     if has_nvidia_gpu():
         pytest.skip("a GPU is there: tests marked gpu use it")

@@ -96,7 +96,7 @@ def test_one_read_of_several_tensors_is_one_wait(device: Device, array: DeviceAr
 
 
 def check_graph(device: Device, array: DeviceArray) -> None:
-    """Nothing runs while it is captured; each launch repeats it on what is there then."""
+    """Nothing runs during a capture; each launch runs on the current contents of memory."""
     api, first, second = device.api, array[0:4], array[4:8]
     device.upload(array.address, np.zeros(SIZE, np.int64))
     device.wait()

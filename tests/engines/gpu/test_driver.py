@@ -19,7 +19,7 @@ NOT_READY, INVALID = runtime.cudaError_t.cudaErrorNotReady, runtime.cudaError_t.
 
 
 class Stub:
-    """Answers with a status first, as the bindings do. ``alive`` are graphs that nobody has destroyed."""
+    """Answers with a status first, as the bindings do. ``alive`` are graphs that were not destroyed."""
 
     cudaError_t = runtime.cudaError_t
     cudaMemcpyKind = runtime.cudaMemcpyKind

@@ -1,7 +1,7 @@
 """Exact distributions in rational numbers: a round is run once for each cell of the uniforms that it reads.
 
-The oracle decides at the middle of a cell and must decide the same near both ends of it, so that the edges, which are
-worked out here in rational numbers, are the oracle's own.
+The reference decides at the middle of a cell and must decide the same near both ends of it. This checks that its edges
+are those computed here in rational numbers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def random_model(seed: int, size: int, memory: int) -> Model:
 
 
 class Path:
-    """Uniforms by key, each known only as far as its edges were asked for; ``choices`` says which cells to enter."""
+    """Uniforms by key, each known only up to the requested edges; ``choices`` are the cells to enter."""
 
     def __init__(self, choices: tuple[int, ...]) -> None:
         self._choices, self._taken = choices, 0
@@ -122,8 +122,8 @@ def exact_distribution(program: Callable[[Uniforms], Tokens], ends: bool = True)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A drafted block and its rows in rational numbers, and where the decisions of ``block`` turn."""
+class Proposal:
+    """A drafted block and its rows in rational numbers, and the thresholds of ``block``."""
 
     p: tuple[Row, ...]  # K + 1 rows
     q: tuple[Row, ...]  # K rows
@@ -151,11 +151,11 @@ class Judged:
 
     @property
     def edges(self) -> list[Fraction]:
-        """What each eta is compared with."""
+        """The thresholds of the etas."""
         return [self._chance(i) for i in range(1, self.k + 1)]
 
     def next_row(self, accepted: int) -> Row:
-        """What the token after ``accepted`` ones is drawn from."""
+        """The distribution of the token after ``accepted`` ones."""
         if accepted == self.k:
             return self.p[accepted]
         left = self._residual(self.prefixes[accepted], accepted)
@@ -179,7 +179,7 @@ Keys = Callable[[str, int, int], Hashable]  # of (stream, the round's first posi
 
 
 def by_round(stream: str, start: int, offset: int) -> Hashable:
-    """Every round has uniforms of its own (a round commits a token at least, so its start names it)."""
+    """Every round has its own uniforms (a round commits at least one token, so its start identifies it)."""
     return stream, start, offset
 
 
@@ -201,16 +201,16 @@ class Pair:
     draft: Model
     k: int
 
-    def propose(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Judged:
+    def propose(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Proposal:
         drafted: Tokens = ()
         rows = []
         for offset in range(self.k):
             rows.append(self.draft(prefix + drafted))
             drafted += (sample(rows[-1], uniforms, keys("draft", len(prefix), offset)),)
-        return Judged(tuple(self.target(prefix + drafted[:i]) for i in range(self.k + 1)), tuple(rows), drafted)
+        return Proposal(tuple(self.target(prefix + drafted[:i]) for i in range(self.k + 1)), tuple(rows), drafted)
 
     def sampled(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
-        """What a round of ``block`` commits."""
+        """The tokens that a round of ``block`` commits."""
         verified, start = self.propose(prefix, uniforms, keys), len(prefix)
         eta = [uniforms.at(keys("eta", start, i), [edge]) for i, edge in enumerate(verified.edges)]
         given = *verified.fp32, np.array(verified.drafted), np.array(eta, np.float32)
@@ -221,7 +221,7 @@ class Pair:
         return (*verified.drafted[:accepted], token)
 
     def matched(self, prefix: Tokens, uniforms: Uniforms, keys: Keys) -> Tokens:
-        """What a round of ``match`` commits."""
+        """The tokens that a round of ``match`` commits."""
         verified = self.propose(prefix, uniforms, keys)
         tokens = [sample(row, uniforms, keys("target", len(prefix), i)) for i, row in enumerate(verified.p)]
         accepted = numpy_samplers.match(np.array(tokens), np.array(verified.drafted))

@@ -25,6 +25,7 @@ SEEN: dict[str, dict[str, Any]] = {
     "bans": {"draft": "model", "banned_token_ids": [5, 6, 7], "min_new_tokens": 8},
     "logprobs": {"draft": "model", "logprobs": 2},
     "processors": {"draft": "model", "logits_processors": [lambda ids, logits: logits[::-1].copy()]},
+    "regex": {"draft": "model", "regex": "([a-d]{2}[^a-z]?xyz)+", "temperature": 0.8, "seed": 3, "rule": "block"},
     "both": {"draft": "model", "presence_penalty": 0.4, "logits_processors": [lambda ids, logits: logits * 0.5]},
 }
 

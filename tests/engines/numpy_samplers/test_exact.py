@@ -1,6 +1,4 @@
-"""Exact distributions: whatever is accepted, what is committed and continued from the target has the target's
-distribution.
-"""
+"""Exact distributions: committed tokens, continued from the target, have the target's distribution."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ def test_a_round_has_the_target_s_distribution(k: int, seed: int) -> None:
 @each_seed
 @pytest.mark.parametrize(("k", "keys"), [(1, by_position), (2, by_position), (1, common), (2, common), (3, common)])
 def test_a_round_of_match_has_the_target_s_distribution(k: int, keys: Keys, seed: int) -> None:
-    """The draft draws with uniforms of its own, and with the target's."""
+    """The draft draws with its own uniforms, and with the target's."""
     pair = random_pair(seed, k)
     assert bias_of(exact_distribution(lambda uniforms: pair.matched((), uniforms, keys)), pair, 1) <= TOLERANCE
 
@@ -224,7 +222,7 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
     assert accepted(of_a_round(Pair(target, target, 3))) == {(3,): 1}
 
 
-def test_a_draft_of_what_the_target_never_says_is_never_accepted() -> None:
+def test_a_drafted_id_of_target_probability_0_is_never_accepted() -> None:
     zero, half = Fraction(0), Fraction(1, 2)
     pair = Pair(lambda prefix: Row((half, half, zero)), lambda prefix: Row((zero, zero, 2 * half)), 3)
     distribution = of_a_round(pair)

@@ -1,4 +1,4 @@
-"""The oracles' parts: inverse CDF in two levels, ``match``, and ``block`` row by row."""
+"""The numpy reference in parts: inverse CDF in two levels, ``match``, and ``block`` row by row."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_eta_at_the_edge_rejects_and_one_below_accepts() -> None:
     assert numpy_samplers.block(p, q, np.array([0]), np.array([below], np.float32), (0.5, 0.5)) == (1, 1)
 
 
-def test_what_the_target_never_says_is_rejected_even_at_eta_0() -> None:
+def test_an_id_of_target_probability_0_is_rejected_even_at_eta_0() -> None:
     p, q = np.array([[0, 1], [1, 0]], np.float32), np.array([[0.5, 0.5]], np.float32)
     assert numpy_samplers.block(p, q, np.array([0]), np.zeros(1, np.float32), (0.5, 0.5)) == (0, 1)
 
@@ -182,7 +182,7 @@ def test_equal_rows_accept_everything(eta: float) -> None:
 
 
 def test_a_residual_that_is_only_rounding_is_not_drawn_from() -> None:
-    """Row 0 of p is that of q but for two ulps at the drafted id, which eta just rejects."""
+    """Row 0 of p is that of q except for two ulps at the drafted id, which eta just rejects."""
     q = np.array([[0.5, 0.25, 0.25]], np.float32)
     p = np.array([[0.5 - 2**-24, 0.25, 0.25 + 2**-25], [0, 0, 1]], np.float32)
     eta = np.array([BELOW_ONE], np.float32)

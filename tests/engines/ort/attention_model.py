@@ -73,7 +73,7 @@ def value_info(tensor: TensorSpec) -> Any:
 
 
 def make_model() -> onnx.ModelProto:
-    """Token and position embeddings, one GroupQueryAttention, the rows asked for, the unembedding."""
+    """Token and position embeddings, one GroupQueryAttention, the requested rows, the unembedding."""
     attention = [KEY, VALUE, SEQLENS_K, TOTAL_SEQUENCE_LENGTH]
     present = [present_name("key", 0), present_name("value", 0)]
     nodes = [
@@ -123,6 +123,6 @@ def logits_without_cache(ids: Sequence[int]) -> Array:
 
 
 def match_sampler(folder: Path) -> OrtEngine:
-    """The match head for rows of the model, in ONNX Runtime."""
+    """The match sampler for rows of the model, in ONNX Runtime."""
     onnx.save(sampler_graph(MATCH, SPEC, SPEC.vocab_size), folder / "match.onnx")
     return OrtEngine(folder / "match.onnx", sampler_contract(MATCH, SPEC, SPEC.vocab_size), threads=1)

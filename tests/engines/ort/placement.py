@@ -1,8 +1,8 @@
 """Which nodes ONNX Runtime puts on the CPU although CUDA has kernels for them: its own rule, on a graph.
 
 ``GetCpuPreferredNodes`` of onnxruntime/core/framework/fallback_cpu_capability.cc: a node goes to the CPU if it reads
-what a kernel leaves in the host's memory (Shape and Size do), and everything else that it reads is there too, is a
-graph input, or is an initializer of at most 100 items. The CPU package has no CUDA provider whose log could be read.
+host output of a kernel (of Shape and Size), and all its other inputs are on the host too, are graph inputs, or are
+initializers of at most 100 items. The CPU package has no CUDA provider whose log could be read.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class SimulatedSession:
 
 
 class SimulatedBinding:
-    """Tensors on the GPU must be there; one on the host is given to the real session from a place of its own."""
+    """Tensors on the GPU must be there; one on the host is given to the real session from separate memory."""
 
     def __init__(self, cuda: SimulatedCuda, real: Any) -> None:
         self._cuda, self.real = cuda, real

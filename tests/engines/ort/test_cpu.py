@@ -194,7 +194,7 @@ def test_odd_widths_of_a_long_prompt_are_not_kept(made: list[Any], binding: OrtB
 
 
 def test_a_sampler_reads_the_model_s_own_buffers(engine: OrtEngine, sampler: OrtEngine) -> None:
-    """A pass whose drafted ids are the model's own tokens but for the last: what the sampler says is what was fed."""
+    """A pass whose drafted ids are the model's own tokens except for the last; the sampler's output must match them."""
     model = engine.open()
     shared = {name: model.host[name] for name in (LOGITS, INPUT_IDS, ROW_INDICES)}
     verifier = sampler.open(shared)

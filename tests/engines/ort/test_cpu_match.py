@@ -1,4 +1,4 @@
-"""The match sampler on ONNX Runtime against its oracle."""
+"""The match sampler on ONNX Runtime against the numpy reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def judgements(draw: st.DrawFn, rows: int) -> tuple[Array, list[int], list[int]]
 @pytest.mark.parametrize("rows", range(1, 10))
 @settings(max_examples=40)
 @given(data=st.data())
-def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
+def test_the_match_sampler_equals_the_reference(sampler: OrtEngine, rows: int, data: st.DataObject) -> None:
     logits, ids, indices = data.draw(judgements(rows))
     binding = sampler.open()
     try:
@@ -67,7 +67,7 @@ def test_the_match_sampler_is_its_oracle(sampler: OrtEngine, rows: int, data: st
 
 @pytest.mark.parametrize("rows", range(1, 10))
 def test_the_match_sampler_at_every_acceptance(sampler: OrtEngine, rows: int) -> None:
-    """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each place in turn, right ones follow it."""
+    """Tokens 1, 2, .., R are the target's own; the first wrong draft is at each position in turn."""
     binding = sampler.open()
     binding.host[LOGITS][:rows] = np.eye(SPEC.vocab_size)[1 : rows + 1]
     binding.host[ROW_INDICES][:rows] = np.arange(2, rows + 2)

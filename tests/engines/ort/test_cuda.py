@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ngram": {"draft": "ngram"},
     "seed": {"draft": "model", "temperature": 0.8, "seed": 3},
     "block": {"draft": "model", "temperature": 0.8, "seed": 3, "rule": "block", "top_p": 0.9},
+    "regex": {"draft": "model", "regex": "([a-d]{2}[^a-z]?xyz)+", "temperature": 0.8, "seed": 3, "rule": "block"},
     "penalties": {"draft": "model", "frequency_penalty": 0.4, "temperature": 0.8, "seed": 5},
 }
 
@@ -146,7 +147,7 @@ def test_fp32_has_no_attention_on_cuda(tiny_bundle: Path, gpu: SimulatedOrt) -> 
         specrt.load(tiny_bundle, device="cuda")
 
 
-def test_without_a_gpu_one_line_says_so(half: Path) -> None:
+def test_without_a_gpu_the_error_is_one_line(half: Path) -> None:
     if "CUDAExecutionProvider" in real_ort.get_available_providers():
         pytest.skip("this onnxruntime has CUDA")
     with pytest.raises(BackendError, match=r"device cuda: .*(driver|install)"):

@@ -79,7 +79,7 @@ def test_a_folder_that_was_about_to_be_replaced_is_restored(tmp_path: Path) -> N
 
 
 def foreign(tmp_path: Path) -> list[Path]:
-    """Folders that are not ours to remove, whatever their names are."""
+    """Folders that are not specrt's and must stay, whichever names they have."""
     names = [".bundle.partial-abcdefg", ".bundle.partial-abcdefgh", ".bundle.partial-mine", ".bundle2.partial-abcdefgh"]
     made = [tmp_path / name for name in names]
     for path in made:

@@ -16,7 +16,7 @@ from specrt.engines.storage.home import NOWHERE, cache_dir, private_folder, prov
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing of the environment is left; the temporary folder is ours."""
+    """An environment without variables, and a temporary folder of the test."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     for name in ("SPECRT_CACHE", "XDG_CACHE_HOME", "HOME", *home._LIBRARY_FOLDERS):

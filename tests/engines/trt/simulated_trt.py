@@ -1,9 +1,9 @@
 """TensorRT's runtime for tests without a GPU: its contexts run the bundle's ONNX graph on ONNX Runtime's CPU provider.
 
-An engine file says which graph it stands for. Names are those of the real modules (a test compares them), and what
-TensorRT refuses is refused: no shape, a shape outside the profile, an address that is missing, unaligned, not on the
-GPU, or changed after a capture; no working memory; a KV output that is not where its input is. A context
-allocates in its first run, and working memory holds nothing from one run to the next.
+An engine file has the path of the graph that it represents. Names are those of the real modules (a test compares
+them), and what TensorRT refuses is refused: no shape, a shape outside the profile, an address that is missing,
+unaligned, not on the GPU, or changed after a capture; no working memory; a KV output that is not where its input is.
+A context allocates in its first run, and working memory holds nothing from one run to the next.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class IRuntimeConfig:
 
 
 class Library:
-    """The module: RTX's, or TensorRT's, which has neither graphs nor a cache of its own. ``engines`` are all loaded."""
+    """The module: RTX's, or TensorRT's, which has neither graphs nor a cache. ``engines`` are all loaded."""
 
     def __init__(self, cuda: SimulatedCuda, contracts: dict[str, Contract], is_rtx: bool) -> None:
         self.__name__, self.__version__ = ("tensorrt_rtx", "1.7.1") if is_rtx else ("tensorrt", "10.15.1")
@@ -278,7 +278,7 @@ class IExecutionContext:
             self.engine.library.cuda.view(address, size)[:] = POISON
 
     def _round(self) -> None:
-        """Logits as kernels for another number of rows would give them: the same but for the last bits."""
+        """Logits as kernels for another number of rows would give them: the same except for the last bits."""
         tensor = next((t for t in self.engine.contract.outputs if t.name == LOGITS), None)
         rows = self.shapes.get(ROW_INDICES, (0,))[0]
         if tensor is None or not self.engine.library.rounding or rows < 2:

@@ -18,7 +18,7 @@ class CausalMaskKind(Enum):
 
 
 class IAttentionInputLayer:
-    """Layers come as ``ILayer``; ``attention`` is there once the class is set."""
+    """Layers come as ``ILayer``; ``attention`` exists once the class is set."""
 
     @property
     def attention(self) -> Any:

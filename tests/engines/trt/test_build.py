@@ -247,7 +247,7 @@ def test_refused_in_one_line_and_nothing_written(case: str, tiny_tensorrt_bundle
     assert not (bundle / "engines").exists()
 
 
-def test_too_little_disk_is_said_before_any_work(
+def test_too_little_disk_is_an_error_before_any_work(
     tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]

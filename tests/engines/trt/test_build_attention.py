@@ -62,7 +62,7 @@ def built(folder: Path, head_size: int, manifest: Manifest) -> tuple[int, list[s
 
 
 def test_attention_without_a_fused_kernel_is_built_from_single_operators(tmp_path: Path, manifest: Any) -> None:
-    """TensorRT-RTX 1.7.1 fuses no head of 512 values, and refuses it unless it may take the attention apart."""
+    """TensorRT-RTX 1.7.1 fuses no head of 512 values, and refuses it unless it may decompose the attention."""
     size, notes = built(tmp_path, UNFUSED, manifest)
     assert size > 1000
     assert len(notes) == 1 and "target: tensorrt_rtx" in notes[0] and "no fused kernel for its attention" in notes[0]

@@ -1,7 +1,7 @@
 """TensorRT's runtime on a simulated GPU: whole generations, their waits and their graphs.
 
 The same graphs run on ONNX Runtime's CPU provider on both sides, so that ids must be equal. What differs is all that is
-new: memory that the host cannot see, a stream that runs only when somebody waits, contexts, graphs.
+new: memory that the host cannot see, a stream that runs only at a wait, contexts, graphs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.engines.trt.simulated_trt import (
 
 
 def test_ids_are_those_of_the_same_graphs_on_the_cpu(simulated: SimulatedGpu) -> None:
-    """Each way on a new slot and on one that was used before, whose prompt is there in part."""
+    """Each method on a new slot and on a used one, which holds a part of the prompt."""
     ways = {**WAYS, **SEEN}
     with simulated.on_cpu() as runtime:
         expected = {name: generated(runtime, **way) for name, way in ways.items()}
@@ -42,7 +42,7 @@ def test_ids_are_those_of_the_same_graphs_on_the_cpu(simulated: SimulatedGpu) ->
 
 
 def counted(simulated: SimulatedGpu, runtime: Runtime, way: dict[str, Any]) -> list[Counter[str]]:
-    """What the GPU was asked in each round."""
+    """The calls of the GPU in each round."""
     options = options_of({"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
     settings, slot = settings_of(options, runtime.manifest), runtime.open_slot("model")
     marks: list[Counter[str]] = []
@@ -68,7 +68,7 @@ def test_the_host_waits_once_a_round_and_allocates_nothing(simulated: SimulatedG
 
 @pytest.mark.parametrize("name", ["penalties", "processors"])
 def test_what_the_host_must_see_costs_waits(simulated: SimulatedGpu, name: str) -> None:
-    """As the documents say: with penalties or processors each drafted id is read before the next pass."""
+    """As documented: with penalties or processors each drafted id is read before the next pass."""
     with simulated.open() as runtime:
         assert max(seen["wait"] for seen in counted(simulated, runtime, SEEN[name])) > 1
 
@@ -96,7 +96,7 @@ def test_what_a_late_draft_took_is_measured_by_the_device(simulated: SimulatedGp
 
 
 def test_a_time_that_is_not_known_is_skipped(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller goes on without it, and the ids are the same."""
+    """The controller works without it, and the ids are the same."""
     with simulated.open() as runtime:
         expected = runtime.generate(PROMPT, max_new_tokens=NUM_TOKENS, ignore_eos=True).token_ids
     monkeypatch.setattr(simulated.cuda, "elapsed_ms", lambda first, last: None)
@@ -142,7 +142,7 @@ def test_uploads_wait_only_when_the_page_locked_area_is_full(
 
 
 def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle: Path, tmp_path: Path) -> None:
-    """TensorRT: on the second pass of a size; where nothing can be captured, a warning says so, once a context."""
+    """TensorRT: on the second pass of a size; if it cannot be captured, there is one warning for each context."""
     found = {}
     for kind in ("graphs", "none", "refused"):
         with pytest.MonkeyPatch.context() as patch:

@@ -67,13 +67,13 @@ def test_gpus_that_tensorrt_rtx_has_code_for() -> None:
 
 
 @pytest.mark.parametrize("version", ["10.16.1", "11.0.0"])
-def test_tensorrt_builds_for_the_gpu_at_hand_whatever_it_is(version: str) -> None:
+def test_tensorrt_builds_for_any_local_gpu(version: str) -> None:
     trt = stub_versions.module(version)
     assert known_capabilities(trt) == {}
     check_capability("tensorrt", trt, "9.0")
 
 
-def test_a_missing_library_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BackendError, match="tensorrt is not installed; pip install") as error:
@@ -105,7 +105,7 @@ def test_other_backends_have_no_engines() -> None:
     ],
 )
 def test_what_is_no_engine_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
-    """The real library: it returns None and says why in its log only."""
+    """The real library returns None and gives the reason only in its log."""
     trt = load_library("tensorrt-rtx")
     logger = make_logger(trt)
     path = tmp_path / "target.engine"

@@ -1,4 +1,4 @@
-"""Engines that do not fit, are damaged, or are asked for too much: one line each, before the library sees them."""
+"""Engines that do not fit, are damaged, or are too small: one line each, before the library reads them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def refused(simulated: SimulatedGpu, kind: type[SpecrtError]) -> str:
     return str(caught.value)
 
 
-def test_what_the_record_says_is_checked_before_anything_is_loaded(simulated: SimulatedGpu) -> None:
+def test_the_record_is_checked_before_anything_is_loaded(simulated: SimulatedGpu) -> None:
     simulated.cuda.compute_capability = "7.5"
     assert "engines are for compute capability 8.9, this GPU has 7.5; build them again with" in refused(
         simulated, BackendError
@@ -117,7 +117,7 @@ def test_an_engine_is_compared_with_the_contract(simulated: SimulatedGpu, monkey
 def test_outputs_must_be_in_the_memory_of_their_inputs(
     simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that copies its cache would be bound to one address, and answer wrongly."""
+    """An engine that copies its cache would be bound to one address, and give wrong results."""
     from tests.engines.trt import simulated_trt
 
     monkeypatch.setattr(simulated_trt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
@@ -145,7 +145,7 @@ def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkey
 
 
 def test_passes_that_allocate_are_announced(simulated: SimulatedGpu) -> None:
-    """That nothing is allocated in a round rests on the engine: it is asked once it has run."""
+    """Whether a round allocates depends on the engine, which is checked after its first run."""
     binding = target_of(simulated).open()
     simulated.library.is_capturable = False
     binding.run(1, 1)

@@ -1,4 +1,4 @@
-"""Kernels that round by the number of rows, as a GPU's may: what rests on equal bits says so, and the rest holds."""
+"""Kernels that round by the number of rows, as a GPU's may: checks that need equal bits report it, others hold."""
 
 from __future__ import annotations
 

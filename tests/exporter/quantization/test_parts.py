@@ -1,4 +1,4 @@
-"""The parts of a quantized weight: computed when they are asked for, the integers anew each time."""
+"""The parts of a quantized weight are computed on access, the integers again each time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as integers for TensorRT: what the graph says is the model with rounded weights, in passes of any width."""
+"""Weights as integers for TensorRT: the graph equals the model with rounded weights, in passes of any width."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_no_weight_is_off_by_more_than_half_a_step(shape: tuple[int, int], seed:
     assert (np.abs(integers * scales - weight) <= 0.51 * scales + 1e-30).all()
 
 
-def test_a_bundle_in_w8a8_says_what_it_costs(exports: Exports, tiny_bundle: Path) -> None:
+def test_a_bundle_in_w8a8_records_its_error_and_size(exports: Exports, tiny_bundle: Path) -> None:
     plain = manifest_from_bundle(tiny_bundle)
     manifest = manifest_from_bundle(exports.bundle(exports.model(), quantize="w8a8", prefill_chunk=64))
     assert manifest.target.quantization == "w8a8"

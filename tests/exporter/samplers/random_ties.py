@@ -1,4 +1,4 @@
-"""Graphs whose ArgMax and TopK name any of equal values, as devices may: ONNX promises the first, few kernels do."""
+"""Graphs whose ArgMax and TopK return any of equal values, as on devices. ONNX specifies the first."""
 
 from __future__ import annotations
 

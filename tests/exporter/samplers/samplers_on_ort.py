@@ -113,7 +113,7 @@ def halving(rng: np.random.Generator, vocab_size: int) -> Array:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafted block for the sampler ``block``, and what the oracle is given of it."""
+    """A drafted block for the sampler ``block``, and the arguments of the reference."""
 
     p: Array  # [K + 1, V]
     q: Array  # [K, V]
@@ -122,7 +122,7 @@ class Drafted:
     final: tuple[float, float]
 
     @property
-    def for_oracle(self) -> Any:
+    def for_reference(self) -> Any:
         return self.p, self.q, self.drafted, self.eta, self.final
 
     def inputs(self, rng: np.random.Generator) -> dict[str, Array]:

@@ -178,7 +178,7 @@ def rows_inputs(name: str, vocab_size: int) -> dict[str, Array]:
 
 @pytest.mark.parametrize(("vocab_size", "threads"), [(7, 2), (1500, 2), (2053, 2), (49_152, 1), (49_152, 2)])
 @pytest.mark.parametrize("name", [MATCH, PENALTIES, SOFTMAX, FILTER, FILTER_WIDE, NUCLEUS, MATCH_SAMPLED, LOGPROBS])
-def test_a_row_is_bit_identical_whatever_the_other_rows_are(name: str, vocab_size: int, threads: int) -> None:
+def test_a_row_is_bit_identical_for_any_other_rows(name: str, vocab_size: int, threads: int) -> None:
     """In the reproducible mode a row verified alone must equal the row among others."""
     inputs, one = rows_inputs(name, vocab_size), sampler(name, vocab_size, threads=threads)
     by_row = {LOGITS, ROW_INDICES, CHOSEN_IDS, PROBS, UNIFORMS, THRESHOLD, NUCLEUS_IS_LARGER}
@@ -194,7 +194,7 @@ def test_a_row_is_bit_identical_whatever_the_other_rows_are(name: str, vocab_siz
 
 @pytest.mark.parametrize("vocab_size", [*VOCAB_SIZES, 49_152])
 def test_rows_beyond_the_verified_ones_change_nothing(vocab_size: int) -> None:
-    """A draft whose last ids the target never says: ``block`` cannot accept them either, and both stop alike."""
+    """A draft whose last ids have target probability 0: ``block`` cannot accept them either, and both stop there."""
     rng = np.random.default_rng(vocab_size)
     p = numpy_samplers.softmax(rng.normal(size=(MAX_K + 1, vocab_size)).astype(np.float32), 1.0)
     q = numpy_samplers.softmax(rng.normal(size=(MAX_K + 1, vocab_size)).astype(np.float32), 1.0)

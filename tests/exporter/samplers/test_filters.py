@@ -1,4 +1,4 @@
-"""The filters in turn are the oracle's: the first sorts few ids, the next more, and the last sorts none."""
+"""The filters in turn against the numpy reference. The first sorts few ids, the next more, the last none."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def warped(logits: Array, sizes: tuple[int, int], limits: Limits) -> Array:
 
 
 def check_row(probs: Array, z: Array, limits: Limits) -> None:
-    """The oracle's row, but that ids may be in or out where the mass before or up to them is nearly ``top_p``."""
+    """Equal to the reference's row, except for ids where the mass before or up to them is nearly ``top_p``."""
     temperature, top_k, top_p, min_p = limits.all
     expected = numpy_samplers.filtered(z[None], *limits.all)[0]
     scaled = (z / np.float32(temperature)).astype(np.float64)
@@ -128,7 +128,7 @@ def is_beyond(z: Array, limits: Limits, num_sorted: int) -> bool | None:
         st.sampled_from([0.0, 0.0, 0.05, 0.5, 1.0]),
     ),
 )
-def test_the_filters_together_are_the_oracle_s(
+def test_the_filters_together_equal_the_reference(
     seed: int, sizes: tuple[int, int], rows: int, scale: float, limits: Limits
 ) -> None:
     """Each flags the rows that the next must look at, and gives these top-k alone; all others are final."""

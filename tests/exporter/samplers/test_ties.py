@@ -1,4 +1,4 @@
-"""Of equal values the first, whatever ArgMax and TopK of a device name: seen with kernels that name any of them."""
+"""The first of equal values is taken, for any choice by ArgMax and TopK; tested with kernels that vary it."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_row_that_is_not_a_number_names_an_id() -> None:
         assert 0 <= tokens[0] < vocab_size
 
 
-def test_no_sampler_asks_which_of_equals_argmax_names() -> None:
-    """TopK is asked for values, and for ids that are put in order afterwards."""
+def test_no_sampler_depends_on_which_of_equal_values_argmax_returns() -> None:
+    """TopK returns values, and ids that are sorted afterwards."""
     for name in SAMPLER_NAMES:
         operators = {node.op_type for node in sampler_graph(name, fake_spec(320), 320).graph.node}
         assert not operators & {"ArgMax", "ArgMin"}, name

@@ -73,7 +73,7 @@ def drafted_case(seed: int, vocab_size: int, kinds: list[str], on_grid: bool) ->
 
 def check(case: Drafted, k: int, seed: int) -> None:
     outputs = sampler(BLOCK, case.p.shape[1], k=k).run(case.inputs(np.random.default_rng(seed)))
-    assert verified(outputs) == numpy_samplers.block(*case.for_oracle)
+    assert verified(outputs) == numpy_samplers.block(*case.for_reference)
 
 
 # --- block ---------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_sampler_serves_every_row_count_up_to_its_own(k: int) -> None:
 def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
     vocab_size: int, log_shift: int, is_rounding: bool
 ) -> None:
-    """p is q, but for a power of two that goes from the drafted id to the last one."""
+    """p is q, except for a power of two that goes from the drafted id to the last one."""
     q = np.zeros((1, vocab_size), np.float32)
     q[0, [0, 1, -1]] = 0.5, 0.25, 0.25
     p = np.vstack([q, q])
@@ -115,7 +115,7 @@ def test_a_small_residual_is_drawn_from_unless_it_is_rounding(
     for uniform in (0.1, 0.4, 0.7, 0.9):
         case = Drafted(p, q, np.array([0]), np.array([BELOW_ONE], np.float32), (0.0, uniform))
         check(case, MAX_K, 0)
-        accepted, token = numpy_samplers.block(*case.for_oracle)
+        accepted, token = numpy_samplers.block(*case.for_reference)
         assert accepted == 0
         assert token == (numpy_samplers.draw(p[0], 0.0, uniform) if is_rounding else vocab_size - 1)
 
@@ -135,7 +135,7 @@ def margin(case: Drafted) -> float:
             distances.append(rest or np.inf)
             chance = missing / rest if rest else 1.0
         distances.append(abs(eta - chance))
-    accepted, _ = numpy_samplers.block(*case.for_oracle)
+    accepted, _ = numpy_samplers.block(*case.for_reference)
     weights = p[accepted]
     if accepted < len(q):
         residual = np.maximum(prefixes[accepted] * p[accepted] - q[accepted], 0)

@@ -1,4 +1,4 @@
-"""The samplers that warp logits give what their oracles give, in the target's vocabulary whatever the model's is."""
+"""The samplers that warp logits against the numpy reference, in the target's vocabulary for any model's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ from tests.exporter.samplers.samplers_on_ort import (
 @given(
     seeds, st.sampled_from(VOCAB_SIZES), row_counts, st.sampled_from([0.5, 1.0, 1.3]), st.sampled_from([-1.0, 0.0, 0.7])
 )
-def test_penalties_are_the_oracle_s(seed: int, vocab_size: int, rows: int, repetition: float, presence: float) -> None:
+def test_penalties_equal_the_reference(
+    seed: int, vocab_size: int, rows: int, repetition: float, presence: float
+) -> None:
     rng = np.random.default_rng(seed)
     logits = random_logits(rng, rows, vocab_size, 3.0)
     drafted = rng.integers(0, min(vocab_size, 5), rows - 1)
@@ -85,7 +87,7 @@ def test_penalties_are_the_oracle_s(seed: int, vocab_size: int, rows: int, repet
 
 @settings(max_examples=100)
 @given(seeds, st.sampled_from(PAIRS), row_counts, temperatures, scales)
-def test_softmax_is_the_oracle_s(
+def test_softmax_equals_the_reference(
     seed: int, sizes: tuple[int, int], rows: int, temperature: float, scale: float
 ) -> None:
     logits = random_logits(np.random.default_rng(seed), rows, sizes[0], scale)
@@ -102,7 +104,7 @@ def test_softmax_is_the_oracle_s(
 
 @settings(max_examples=100)
 @given(seeds, st.sampled_from(VOCAB_SIZES), row_counts, scales)
-def test_log_probabilities_are_the_oracle_s(seed: int, vocab_size: int, rows: int, scale: float) -> None:
+def test_log_probabilities_equal_the_reference(seed: int, vocab_size: int, rows: int, scale: float) -> None:
     """Logits are multiples of 1/64: they tie, or differ by more than rounding."""
     rng = np.random.default_rng(seed)
     logits = (np.round(rng.normal(0, scale, (rows, vocab_size)) * 64) / 64).astype(np.float32)

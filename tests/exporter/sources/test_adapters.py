@@ -1,4 +1,4 @@
-"""Adapters: merged they answer as peft does with the adapter next to the model; whatever else is one line."""
+"""Adapters: merged they answer as peft does with the adapter next to the model; all else is an error of one line."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_an_adapter_whose_base_is_not_there_names_it(name: str | None, adapter: 
         assert (name or "BASE") in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_model_with_an_adapter_is_refused_until_it_is_said(both: Path, base: Path, adapter: Path) -> None:
+def test_a_model_with_an_adapter_is_refused_until_the_adapter_is_given(both: Path, base: Path, adapter: Path) -> None:
     with pytest.raises(UsageError, match=r"--adapter .*--no-adapter"):
         find_adapted(str(both))
     without = logits(AutoModelForCausalLM.from_pretrained(base))
@@ -245,10 +245,10 @@ def test_an_adapter_that_is_not_whole_is_refused(case: str, base: Path, adapter:
     assert "\n" not in str(error.value)
 
 
-def test_a_merge_that_peft_gets_wrong_is_seen(
+def test_a_merge_that_peft_gets_wrong_is_detected(
     base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a weight of its own for the adapted embedding, the head that shares it changes too."""
+    """Without a separate weight for the adapted embedding, the head that shares it changes too."""
     tied = save_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
     folder = save_adapter(tmp_path / "embedding", tied, target_modules=["embed_tokens"])
     monkeypatch.setattr(merging, "_untie", lambda adapted: None)

@@ -1,4 +1,4 @@
-"""Files of weights: every format gives the same tensors, and each kind of damage is one line that says what to do."""
+"""Files of weights: every format gives the same tensors, and each kind of damage gives one line with the fix."""
 
 from __future__ import annotations
 

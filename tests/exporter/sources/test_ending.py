@@ -1,23 +1,17 @@
-"""Where a model ends, from every place that says so; what cannot be read or fetched is an error, never skipped."""
+"""Where a model ends, from every place that sets it; what cannot be read or fetched is an error, never skipped."""
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
 import pytest
 from transformers import Gemma3Config, GenerationConfig, LlamaConfig
 
 from specrt.engines.errors import SourceError
 from specrt.exporter.sources.ending import eos_ids, generation_defaults, read_generation_config
-from specrt.exporter.sources.hub_files import optional_file
-from specrt.exporter.sources.source import Source, find_source
+from specrt.exporter.sources.source import find_source
 from tests.exporter.sources.gguf.gguf_files import config_of, model_of, write_gguf
 from tests.tiny import save_tiny_model, tiny_tokenizer
 
@@ -188,105 +182,6 @@ def test_sampling_defaults_that_are_no_numbers_are_refused(given: dict[str, Any]
         generation_defaults(SimpleNamespace(**given))
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """A hub with one repository: what each file name gets for an answer is in ``answers``."""
-
-    answers: dict[str, Any] = {}  # noqa: RUF012
-    commit = "0" * 40
-
-    def do_HEAD(self) -> None:
-        answer = self.answers.get(self.path.split("/")[-1], 404)
-        status = answer if isinstance(answer, int) else 200
-        self.send_response(status)
-        self.send_header("X-Repo-Commit", self.commit)
-        if status == 404:
-            self.send_header("X-Error-Code", "EntryNotFound")
-        if status == 200:
-            self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", str(len(answer) if isinstance(answer, bytes) else 0))
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        answer = self.answers.get(self.path.split("/")[-1], b"")
-        if isinstance(answer, bytes):
-            self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """A hub on this machine in place of the real one, with an empty cache; the answers that it gives."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    constants = huggingface_hub.constants
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Hub, "answers", {})
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its retries
-    yield Hub.answers
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_hub_says_that_a_file_is_absent(hub: dict[str, Any]) -> None:
-    hub["generation_config.json"] = 404
-    assert read_generation_config("a/b", "a/b", None) is None
-    hub["generation_config.json"] = 503  # later: the cache remembers the answer
-    assert read_generation_config("a/b", "a/b", None) is None
-
-
-def test_a_hub_has_the_file(hub: dict[str, Any]) -> None:
-    hub["generation_config.json"] = b'{"eos_token_id": [2, 3]}'
-    assert read_generation_config("a/b", "a/b", None).eos_token_id == [2, 3]
-    hub["generation_config.json"] = 503
-    assert read_generation_config("a/b", "a/b", None).eos_token_id == [2, 3]
-
-
-@pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_a_failed_download_is_not_an_absent_file(status: int, hub: dict[str, Any]) -> None:
-    """transformers takes each of these for absence."""
-    hub["generation_config.json"] = hub["LICENSE"] = status
-    with pytest.raises(SourceError, match=r"a/b: generation_config.json could not be fetched") as caught:
-        read_generation_config("a/b", "a/b", None)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(SourceError, match="a/b: LICENSE could not be fetched"):
-        Source("a/b", LlamaConfig(), None, "a/b").licenses()
-
-
-def test_offline_only_what_is_known_to_be_absent_is_absent(
-    hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub["generation_config.json"] = 404
-    assert optional_file("a/known", "generation_config.json", None, must_know=True) is None
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("specrt.exporter.sources.hub_files.is_offline_mode", lambda: True)
-    assert optional_file("a/known", "generation_config.json", None, must_know=True) is None
-    with pytest.raises(SourceError, match="could not be fetched"):
-        optional_file("a/new", "generation_config.json", None, must_know=True)
-    assert optional_file("a/new", "LICENSE", None) is None  # no answer depends on it
-
-
-def test_a_listing_of_the_repository_says_what_is_absent(
-    hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """snapshot_download keeps one."""
-    folder = tmp_path / "cache" / "models--a--b"
-    (folder / "trees").mkdir(parents=True)
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text(Hub.commit)
-    files = {"config.json": {"size": 1, "blob_id": "0"}}
-    (folder / "trees" / f"{Hub.commit}.json").write_text(json.dumps({"format_version": 1, "files": files}))
-    hub["generation_config.json"] = hub["config.json"] = 503
-    assert optional_file("a/b", "generation_config.json", None, must_know=True) is None
-    with pytest.raises(SourceError, match=r"config\.json could not be fetched"):
-        optional_file("a/b", "config.json", None)
-
-
 @pytest.mark.parametrize("made_by", [GenerationConfig, SimpleNamespace])
 @pytest.mark.parametrize(
     ("given", "expected"),
@@ -316,7 +211,7 @@ def test_a_listing_of_the_repository_says_what_is_absent(
         "nothing",
         "nothing of ours",
         "temperature",
-        "do_sample is not said",
+        "do_sample is not given",
         "all",
         "neutral and none",
         "greedy",

@@ -130,7 +130,7 @@ class _Halved:
         return self._stored.read(f"{name}.twice") / 2  # type: ignore[no-any-return]
 
 
-def test_a_decoded_checkpoint_is_given_to_the_model_and_checked_alike(
+def test_a_decoded_checkpoint_is_given_to_the_model_and_checked_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fingerprint is that of the files as stored, for which nothing needs decoding."""

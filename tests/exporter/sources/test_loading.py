@@ -193,7 +193,7 @@ def test_a_tied_head_in_the_file_counts_as_it_is(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experts apart in the files, merged in the model."""
+    """Experts that are separate in the files and merged in the model."""
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 64}
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 3}
     torch.manual_seed(0)
@@ -244,7 +244,7 @@ def test_gguf_tensors_are_compared_after_our_own_conversions(name: str, tmp_path
 
 
 def test_a_gguf_tensor_that_transformers_skips_is_refused(tmp_path: Path) -> None:
-    """Its loader drops names that it does not know, without a word."""
+    """Its loader silently drops unknown names."""
     _, source = gguf(tmp_path / "m", "llama", {"blk.0.attn_q.bias": torch.ones(64).numpy()})
     with pytest.raises(SourceError, match=r"read by nothing, the first is blk\.0\.attn_q\.bias"):
         load_model(source, torch.float32)

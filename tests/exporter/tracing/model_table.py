@@ -1,4 +1,4 @@
-"""docs/models.md, made from what ``observe`` says: ``python -m tests.exporter.tracing.model_table --write``.
+"""docs/models.md, made from the results of ``observe``: ``python -m tests.exporter.tracing.model_table --write``.
 
 The rows are the tiny configs of ``tests.exporter.tracing.architectures`` and one for every model type that transformers
 has a causal LM for. ``--check NAME...`` compares an export of rows or model types with transformers, without names all.
@@ -28,14 +28,14 @@ COMMAND = "python -m tests.exporter.tracing.model_table --write"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What ``observe`` says of a config: facts, or the reason why not."""
+    """The result of ``observe`` for a config: facts, or the reason of a refusal."""
 
     observation: Observation | None
     reason: str = ""
 
 
 def verdict_of(config: Any) -> Verdict:
-    """Whether the model of ``config`` can be exported. Anything but a refusal of ours is raised."""
+    """Whether the model of ``config`` can be exported. Other errors than a refusal are raised."""
     try:
         return Verdict(observe(config))
     except UnsupportedModelError as error:
@@ -98,7 +98,7 @@ it is watched. The same model type may be refused with other options in its conf
 they are refused, since their attention is bidirectional.
 
 What is exported: decoder-only models with softmax attention over a KV cache, which call transformers' attention, mask
-and cache interfaces, whatever their positions, norms, biases and activations are. Layers may have sliding windows of
+and cache interfaces, for all positions, norms, biases and activations. Layers may have sliding windows of
 any size, groups of queries on one KV head, soft caps, and scales of their own.
 
 **Head sizes.** ONNX Runtime's GroupQueryAttention takes heads of a multiple of 8, and TensorRT's Attention those
@@ -115,7 +115,7 @@ first table are compared by `make test`.
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document, check exports, or without arguments say which lines of the document are out of date."""
+    """Write the document, check exports, or without arguments list the lines of the document that are out of date."""
     if arguments[:1] == ["--check"]:
         from tests.exporter.tracing.model_check import print_checks
 

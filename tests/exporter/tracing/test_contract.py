@@ -34,7 +34,7 @@ class Exported:
         self.engine = OrtEngine(folder / "model.onnx", model_contract(self.spec), threads=1)
 
     def _reference(self) -> Array:
-        """Logits [N, V] without a cache. Longrope picks its factors by length, so the whole length is asked at once."""
+        """Logits [N, V] without a cache. Longrope picks its factors by length, so all of it is passed at once."""
         with torch.no_grad():
             logits: Array = self.model(input_ids=torch.from_numpy(self.ids)[None], use_cache=False).logits[0].numpy()
         return logits

@@ -31,7 +31,7 @@ def mixture() -> Mixture:
     return Mixture("qwen3_moe")
 
 
-def test_another_router_or_another_order_of_experts_is_seen(mixture: Mixture, tmp_path: Path) -> None:
+def test_another_router_or_another_order_of_experts_is_detected(mixture: Mixture, tmp_path: Path) -> None:
     """The negative controls of the contract test: what it must not let pass."""
     assert mixture.error(mixture.graph, tmp_path) <= TOLERANCE
     experts = node_of(mixture.graph, "MoE")
@@ -55,8 +55,8 @@ def test_passes_of_two_rows_and_more_agree_to_the_last_bit(tmp_path: Path) -> No
     assert not np.array_equal(pairs, single)
 
 
-def test_ties_are_broken_alike_in_passes_of_all_widths(tmp_path: Path) -> None:
-    """A router that scores all experts alike: which are taken is not defined, but must not depend on the rows."""
+def test_ties_are_broken_the_same_way_in_passes_of_all_widths(tmp_path: Path) -> None:
+    """A router with equal scores for all experts: which are taken is not defined, but must not depend on the rows."""
     model = tiny_model("mixtral")
     for name, parameter in model.named_parameters():
         if name.endswith("mlp.gate.weight"):
@@ -102,7 +102,7 @@ def test_an_expert_that_is_not_chosen_may_overflow(tmp_path: Path) -> None:
     assert np.isfinite(passes_of(graph, spec, tmp_path).logits(0, [W])).all()
 
 
-def test_routers_are_apart_and_a_pass_of_one_token_reads_its_experts_only() -> None:
+def test_routers_are_separate_and_a_pass_of_one_token_reads_only_its_experts() -> None:
     """qwen2_moe: the shared expert and its gate read what the router reads, and would be packed with it."""
     mixture = Mixture("qwen2_moe")
     assert len(routers(mixture.graph)) == 2

@@ -45,7 +45,7 @@ def _wrong_scale(site: AttentionSite) -> AttentionSite:
     return replace(site, scale=site.kv_head_dim**-0.5)
 
 
-def test_a_scale_of_the_padded_size_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_of_the_padded_size_would_be_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison that all exported rows pass fails when the scale is that of the padding."""
     right = emission.emit
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""docs/models.md says of every row what ``observe`` says, and what it calls exported answers as transformers does."""
+"""docs/models.md has the result of ``observe`` in every row, and models listed as exported match transformers."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ needs_its_version = pytest.mark.skipif(
 
 
 @needs_its_version
-def test_every_row_is_what_observe_says() -> None:
+def test_every_row_matches_observe() -> None:
     assert differences(TEXT) == [], f"run {COMMAND}"
     assert _made() == TEXT
 
 
 @needs_its_version
-def test_a_wrong_verdict_or_reason_would_be_seen() -> None:
+def test_a_wrong_verdict_or_reason_would_be_detected() -> None:
     wrong = TEXT.replace("| bloom | refused |", "| bloom | exported |")
     assert wrong != TEXT and len(differences(wrong)) == 2
     wrong = TEXT.replace("attention sinks", "something", 1)

@@ -1,4 +1,4 @@
-"""What cannot be exported faithfully is refused before any weight is read, in one line that says what is supported."""
+"""What cannot be exported faithfully is refused before any weight is read, in one line that lists what is supported."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _Broken(torch.nn.Module):
         raise AssertionError("first line\nsecond line")
 
 
-def test_whatever_a_model_s_code_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_a_model_s_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf.models.llama.modeling_llama.LlamaMLP, "forward", _Broken.forward)
     with pytest.raises(UnsupportedModelError) as error:
         observe(tiny_config("llama"))

@@ -41,7 +41,7 @@ def kinds_of(model: Any, dialect: str = ONNXRUNTIME_DIALECT) -> LayerKinds | Non
 
 
 def gemma3(num_layers: int = 6) -> Any:
-    """Five layers with a window and a rotation of their own to each one without."""
+    """Five layers with a window and a separate rotation for each layer without."""
     types = ["full_attention" if index % 6 == 5 else "sliding_attention" for index in range(num_layers)]
     return tiny_model("gemma3", num_hidden_layers=num_layers, layer_types=types)
 

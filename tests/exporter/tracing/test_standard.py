@@ -43,7 +43,7 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
 
 
 class Exported:
-    """A tiny model's graph in fp16 and its copy on ONNX Runtime, and what torch says in fp32."""
+    """A tiny model's graph in fp16 and its copy on ONNX Runtime, and torch's logits in fp32."""
 
     def __init__(self, traces: Traces, name: str, folder: Path) -> None:
         self.name = name
@@ -97,7 +97,7 @@ def test_bf16_graph_is_the_fp16_graph_but_for_dtypes(exported: Exported, traces:
     assert nodes_of(graph) == exported.nodes
 
 
-def test_stale_slots_are_not_seen(traces: Traces, tmp_path: Path) -> None:
+def test_stale_slots_are_not_attended_to(traces: Traces, tmp_path: Path) -> None:
     """Rollback is an assignment: what is beyond the positions of a pass, or behind its window, changes nothing."""
     exported = Exported(traces, "mistral", tmp_path)
     binding = exported.fp32_copy.engine.open()

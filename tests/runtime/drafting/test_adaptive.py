@@ -110,7 +110,7 @@ def test_speed_is_near_that_of_the_best_fixed_k(rate: float, draft_ms: float, sl
     assert speed > 0.9 * best_fixed(machine, rate)
 
 
-def test_where_nothing_pays_it_tries_seldom() -> None:
+def test_where_no_draft_is_faster_it_tries_seldom() -> None:
     machine = Machine(0.3, 6.0)
     simulate(adaptive(machine), machine, (0.1, 400))
     tried = sum(width > 1 for width in machine.widths)
@@ -143,7 +143,7 @@ def test_without_one_the_first_round_is_plain_and_the_second_drafts() -> None:
 
 
 def test_a_mixture_of_experts_begins_with_a_smaller_k() -> None:
-    """Passes of one token take alike, wider ones are not measured: those of a mixture read more experts."""
+    """Passes of one token take the same time, wider ones are not measured; those of a mixture read more experts."""
     experts = Experts(num_layers=1, num_experts=8, experts_per_token=2, bytes_per_expert=15)
     widths = {}
     for name, reads in (("dense", None), ("mixture", lambda width: experts.further_bytes(width) / 100)):
@@ -192,7 +192,7 @@ def test_a_long_prompt_is_not_fed_for_a_gain_within_the_error_of_the_estimates(r
 
 
 def test_one_text_on_which_a_draft_fails_does_not_end_its_use_on_the_next() -> None:
-    """A warm-up of a few tokens was enough, where a draft must earn back its prefill: it was never asked again."""
+    """After a warm-up of a few tokens, a draft that must earn back its prefill was never tried again."""
     draft_ms = {"1": 1.5, "64": 33.0, "512": 260.0}
     target_ms = {str(width): 10.0 * (1 + 0.02 * (width - 1)) for width in range(1, K + 2)}
     estimates = OnlineEstimates.of(K, (0.02, 0.02), target_ms, draft_ms, {MODEL: [0.75]})

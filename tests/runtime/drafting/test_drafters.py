@@ -113,7 +113,7 @@ def draft_of(spec: ModelSpec, next_token: NextToken = count_up) -> tuple[Engine,
 
 
 @pytest.mark.parametrize("k", range(1, 7))
-def test_a_draft_costs_one_pass_a_token_whatever_was_committed_before(k: int) -> None:
+def test_a_draft_takes_one_pass_a_token_after_any_commit(k: int) -> None:
     engine, draft = draft_of(tight_spec(60))
     drafter = ModelDrafter(*draft, VOCAB_SIZE)
     committed = [5]

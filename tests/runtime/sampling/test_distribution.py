@@ -1,6 +1,6 @@
 """``block`` in the real loop: the first tokens have the target's distribution, and the classic bugs fail.
 
-A run is a generation with a seed of its own on target, draft, samplers and slot, of one to three rounds. The exact
+A run is a generation with its own seed on target, draft, samplers and slot, of one to three rounds. The exact
 distribution of the first tokens is worked out from the table. The chance that a right loop fails is 1e-4 for each test,
 and the seeds are fixed.
 """
@@ -122,7 +122,7 @@ def test_the_first_tokens_have_the_target_s_distribution(
 
 
 class Mixed(ModelDrafter):
-    """Samples in every other round, and else submits ids of its own choice, as a lookup does."""
+    """Samples in every other round, and else submits chosen ids, like a lookup."""
 
     is_sampled = True
 
@@ -190,7 +190,7 @@ class Dropping(ModelDrafter):
 
 
 class Pretending(Mixed):
-    """Says that ids of its own choice were drawn from the probabilities that are there."""
+    """Claims that chosen ids were drawn from the probabilities in memory."""
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         drafted = super().propose(committed, k)

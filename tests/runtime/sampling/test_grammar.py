@@ -1,4 +1,4 @@
-"""What a constraint allows: the masks of a fresh matcher, wherever it was before."""
+"""A constraint allows the masks of a fresh matcher, in any order of prefixes."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from specrt.runtime.completion import Completion
+from specrt.runtime.drafting.constrained import ConstrainedModelDrafter
 from specrt.runtime.drafting.drafters import ModelDrafter
 from specrt.runtime.round import generate_rounds
 from specrt.runtime.sampling.draft_sampler import DraftSampler
@@ -43,23 +44,25 @@ def chances(constraint: Constraint, tokens: Tokens = ()) -> dict[Tokens, float]:
     return found
 
 
-class CutsAfterDrawing(ModelDrafter):
+class CutsAfterDrawing(ConstrainedModelDrafter):
     """Draws from all ids, and drops what the grammar forbids: the classic mistake."""
 
-    constraint: Constraint
+    _draft = ModelDrafter._draft
 
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         drafted = super().propose(committed, k)
         kept: list[int] = []
         for token in drafted:
-            if self.constraint.is_complete(committed, kept) or not self.constraint.mask(committed, kept).allows(token):
+            if self._constraint.is_complete(committed, kept) or not self._constraint.mask(committed, kept).allows(
+                token
+            ):
                 break
             kept.append(token)
         return kept
 
 
 def texts_of(
-    drafter_class: type[ModelDrafter], tokens: Sequence[bytes], pattern: str, num_runs: int
+    drafter_class: type[ConstrainedModelDrafter], tokens: Sequence[bytes], pattern: str, num_runs: int
 ) -> tuple[Counter[Tokens], Pair]:
     """How often each text came, over seeds 0, 1 .., and the models that gave them."""
     pair = pair_of(TABLE, noisy(TABLE, 2, len(tokens), 0.5), len(tokens))
@@ -72,9 +75,7 @@ def texts_of(
         pair.draft.begin(PROMPT, 1)
         masks = None if drafter_class is CutsAfterDrawing else constraint
         sampler = DraftSampler(pair.draft, pair.target, settings, len(PROMPT), masks)
-        drafter = drafter_class(pair.draft.model, sampler, len(tokens))
-        if isinstance(drafter, CutsAfterDrawing):
-            drafter.constraint = constraint
+        drafter = drafter_class(pair.draft.model, sampler, len(tokens), constraint)
         completion = Completion(PROMPT, settings, 256, constraint=constraint)
         for _ in generate_rounds(completion, Target(pair.target, settings, len(PROMPT), constraint), drafter):
             pass
@@ -82,13 +83,13 @@ def texts_of(
     return found, pair
 
 
-def excess_of(drafter_class: type[ModelDrafter]) -> float:
+def excess_of(drafter_class: type[ConstrainedModelDrafter]) -> float:
     found, _ = texts_of(drafter_class, TOKENS, PATTERN, NUM_RUNS)
     return excess(found, chances(grammars_of(TOKENS, [EOS]).constraint(regex(PATTERN), [EOS], len(PROMPT))))
 
 
 def test_texts_have_the_distribution_of_masked_decoding() -> None:
-    assert excess_of(ModelDrafter) < NORMAL_QUANTILE
+    assert excess_of(ConstrainedModelDrafter) < NORMAL_QUANTILE
 
 
 def test_a_draft_that_is_cut_after_drawing_is_found() -> None:
@@ -96,7 +97,7 @@ def test_a_draft_that_is_cut_after_drawing_is_found() -> None:
 
 
 def test_forced_ids_are_accepted_and_take_no_pass_of_the_draft() -> None:
-    found, pair = texts_of(ModelDrafter, [b"a", b"b", b"c", b"<end>"], "abcabcabc", 1)
+    found, pair = texts_of(ConstrainedModelDrafter, [b"a", b"b", b"c", b"<end>"], "abcabcabc", 1)
     assert list(found) == [(0, 1, 2) * 3]
     assert len(pair.draft_engine.widths) == 1, "the prompt's"
     assert pair.engine.rows == [1, 4, 4], "1 + 4 + 4 tokens"

@@ -1,6 +1,6 @@
 """Exact distributions of all texts of a grammar: masked speculation gives those of masked plain decoding.
 
-Four ids (one ends the text), random models, the masks of llguidance, and the oracle's rules in rational numbers.
+Four ids (one ends the text), random models, the masks of llguidance, and the reference's rules in rational numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from specrt.engines import numpy_samplers
 from specrt.runtime.sampling.grammar import Constraint
 from tests.engines.numpy_samplers.enumeration import (
     Distribution,
-    Judged,
     Model,
+    Proposal,
     Row,
     Tokens,
     Uniforms,
@@ -70,7 +70,7 @@ class MaskedPair:
     def has_ended(self, tokens: Tokens) -> bool:
         return self.constraint.is_complete((), tokens)
 
-    def propose(self, prefix: Tokens, uniforms: Uniforms, stream: str, keys: Callable[..., object]) -> Judged:
+    def propose(self, prefix: Tokens, uniforms: Uniforms, stream: str, keys: Callable[..., object]) -> Proposal:
         drafted: Tokens = ()
         q: list[Row] = []
         while len(drafted) < self.k and not self.has_ended(prefix + drafted):
@@ -87,28 +87,28 @@ class MaskedPair:
             q.append(row)
             drafted += (token,)
         p = [self.p(prefix + drafted[:i], i == len(drafted)) for i in range(len(drafted) + 1)]
-        return Judged(tuple(p), tuple(q), drafted)
+        return Proposal(tuple(p), tuple(q), drafted)
 
     def block(self, prefix: Tokens, uniforms: Uniforms) -> Tokens:
         """What a round of ``block`` commits."""
-        judged, start = self.propose(prefix, uniforms, "draft", by_round), len(prefix)
+        proposal, start = self.propose(prefix, uniforms, "draft", by_round), len(prefix)
         accepted = 0
-        if judged.drafted:
-            eta = [uniforms.at(by_round("eta", start, i), [edge]) for i, edge in enumerate(judged.edges)]
-            given = *judged.fp32, np.array(judged.drafted), np.array(eta, np.float32)
+        if proposal.drafted:
+            eta = [uniforms.at(by_round("eta", start, i), [edge]) for i, edge in enumerate(proposal.edges)]
+            given = *proposal.fp32, np.array(proposal.drafted), np.array(eta, np.float32)
             accepted, _ = numpy_samplers.block(*given, (0.5, 0.5))
-        token = sample(judged.next_row(accepted), uniforms, by_round("final", start, accepted))
-        return self.cut(prefix, (*judged.drafted[:accepted], token))
+        token = sample(proposal.next_row(accepted), uniforms, by_round("final", start, accepted))
+        return self.cut(prefix, (*proposal.drafted[:accepted], token))
 
     def match(self, prefix: Tokens, uniforms: Uniforms) -> Tokens:
         """What a round of ``match`` commits; the draft draws with the target's uniforms."""
-        judged = self.propose(prefix, uniforms, "draft", common)
-        tokens = [sample(row, uniforms, common("", len(prefix), i)) for i, row in enumerate(judged.p)]
-        accepted = numpy_samplers.match(np.array(tokens), np.array(judged.drafted, np.int64))
-        return self.cut(prefix, (*judged.drafted[:accepted], tokens[accepted]))
+        proposal = self.propose(prefix, uniforms, "draft", common)
+        tokens = [sample(row, uniforms, common("", len(prefix), i)) for i, row in enumerate(proposal.p)]
+        accepted = numpy_samplers.match(np.array(tokens), np.array(proposal.drafted, np.int64))
+        return self.cut(prefix, (*proposal.drafted[:accepted], tokens[accepted]))
 
     def cut(self, prefix: Tokens, new: Tokens) -> Tokens:
-        """Up to where the text ends, or is none of the grammar's."""
+        """Up to the end of the text, or to the first id outside the grammar."""
         for end in range(1, len(new) + 1):
             before, token = prefix + new[: end - 1], new[end - 1]
             if not self.constraint.mask((), before).allows(token) or self.has_ended(prefix + new[:end]):
@@ -201,7 +201,7 @@ def test_a_mask_after_drawing_biases_block(k: int) -> None:
 
 
 @pytest.mark.parametrize("texts", [block_texts, match_texts])
-def test_a_bonus_row_without_a_mask_gives_texts_that_are_none_of_the_grammar_s(
+def test_a_bonus_row_without_a_mask_gives_texts_outside_the_grammar(
     texts: Callable[[MaskedPair], Distribution],
 ) -> None:
     pair = pair_of("(a|b){2}a?", 2, leaves_bonus_row=True)

@@ -63,7 +63,7 @@ def test_every_k_gives_each_token_its_own(runtime: Runtime, changes: dict[str, A
 
 
 @each_change
-def test_none_are_given_where_none_are_asked_for(runtime: Runtime, changes: dict[str, Any]) -> None:
+def test_no_logprobs_are_given_unless_requested(runtime: Runtime, changes: dict[str, Any]) -> None:
     assert runtime.generate(PROMPT, max_new_tokens=5, **changes).logprobs is None
     assert runtime.generate(PROMPT, max_new_tokens=0, logprobs=2, **changes).logprobs == []
 

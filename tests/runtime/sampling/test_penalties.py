@@ -97,7 +97,7 @@ def test_a_generation_starts_from_what_its_settings_say() -> None:
 
 
 class Watched:
-    """A grammar: after an odd id an even one, after id 8 one below 8. Refuses to be asked about what it forbade."""
+    """A grammar: after an odd id an even one, after id 8 one below 8. Raises for a prefix that it forbids."""
 
     def __init__(self, num_prompt_tokens: int, vocab_size: int = VOCAB_SIZE) -> None:
         self._start, self._size = num_prompt_tokens, vocab_size

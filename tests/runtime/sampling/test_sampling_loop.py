@@ -1,6 +1,6 @@
 """Sampling in the loop: with a seed, what is drafted changes no token; without, ``block`` keeps the distribution.
 
-PLAIN (``decode``) is written by hand in float64 and knows no speculation. Processing and filters are on in half the
+PLAIN (``decode``) is written by hand in float64, without speculation. Processing and filters are on in half the
 cases.
 """
 
@@ -257,7 +257,7 @@ def test_a_draft_of_the_same_distribution_is_accepted_whole(variant: str, k: int
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_the_same_seed_gives_the_same_text_whatever_ran_before(reproducible: bool) -> None:
+def test_the_same_seed_gives_the_same_text_after_any_generation(reproducible: bool) -> None:
     settings = settings_for(
         1.0, "both", rule="block", draft="model", num_speculative_tokens=4, reproducible=reproducible
     )

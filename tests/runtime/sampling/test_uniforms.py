@@ -40,7 +40,7 @@ def uniforms(seed: int, stream: int, low: int, high: int) -> list[float]:
     return [(word >> 40) / 2**24 for word in philox((seed, stream), (low + 1, high, 0, 0))[:NUM_UNIFORMS]]
 
 
-def test_the_oracle_gives_the_authors_known_answers() -> None:
+def test_the_reference_gives_the_authors_known_answers() -> None:
     """Of kat_vectors in Random123: all zeros, and all ones."""
     zeros = philox((0, 0), (0, 0, 0, 0))
     assert zeros == [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
@@ -114,7 +114,7 @@ def test_keys_next_to_each_other_are_uncorrelated(column: int) -> None:
         assert abs((values * others[:, other]).mean() * 12) < limit
 
 
-def test_streams_are_numbered_apart() -> None:
+def test_streams_have_different_numbers() -> None:
     assert len({POSITION, DRAFT, VERIFY}) == 3
 
 

@@ -57,7 +57,7 @@ def refuses_tokens(watch: StopWatch) -> None:
 def check_watch(
     new_stream: Callable[[], TextStream], tokens: Sequence[Token], stops: Sequence[str]
 ) -> tuple[str, str | None]:
-    """Assert that a watch over ``tokens`` says and gives after each of them what the whole text says.
+    """Assert that a watch over ``tokens`` gives after each of them what the whole text implies.
 
     Returns the cut text and the stop string found.
     """

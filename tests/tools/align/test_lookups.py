@@ -27,7 +27,7 @@ def test_a_lookup_by_hand(place: int, k: int, expected: Lookup) -> None:
 
 
 def test_places_in_turn_are_as_places_alone() -> None:
-    """The drafter indexes as it goes, and knows nothing of what comes later."""
+    """The drafter indexes incrementally, without later tokens."""
     drafter = NGramDrafter(3, 1)
     for place in range(1, len(TEXT)):
         assert look_up(drafter, TEXT, place, 3) == look_up(NGramDrafter(3, 1), TEXT, place, 3)

@@ -96,7 +96,7 @@ def test_sampled_text_is_the_same_with_and_without_drafts(benched: Bench) -> Non
     assert [row.equal_prompts for row in benched.scores] == [2, 2, 2]
 
 
-def test_what_does_not_fit_is_left_out_and_said(benched: Bench) -> None:
+def test_what_does_not_fit_is_left_out_with_a_note(benched: Bench) -> None:
     assert [entry.name for entry in benched.prompts] == ["a", "b"]
     assert any("prompt huge: its" in line for line in remarks(benched))
 

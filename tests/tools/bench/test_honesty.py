@@ -55,7 +55,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Methods whose processes are a script; gives a way to bench them against an honest ``plain``."""
+    """Methods whose processes are a script; returns a function that benches them against an honest ``plain``."""
     script = tmp_path / "fake.py"
     script.write_text(FAKE)
 
@@ -126,7 +126,9 @@ def test_a_budget_too_small_is_reported(tiny_bundle: Path, fakes: Any) -> None:
         fakes(tiny_bundle, settings={"budget_s": 1e-3})
 
 
-def test_what_the_time_cuts_is_said(tiny_bundle: Path, fakes: Any, late: Callable[[str], KeptProgress]) -> None:
+def test_prompts_cut_by_the_time_limit_are_reported(
+    tiny_bundle: Path, fakes: Any, late: Callable[[str], KeptProgress]
+) -> None:
     """A clock that leaves time for the first prompt only, then for the first answer to the second run."""
     patient = {"budget_s": 60.0, "keep_tokens": True}
     assert not [line for line in remarks(fakes(tiny_bundle, settings=patient)) if "--budget-minutes" in line]

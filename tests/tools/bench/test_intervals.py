@@ -46,7 +46,7 @@ def test_few_prompts_have_the_interval_of_a_mean_by_students_t(ratios: tuple[flo
     assert (math.log(found[1]) - math.log(found[0])) / 2 == pytest.approx(half, rel=0.08)
 
 
-def test_two_prompts_tell_little() -> None:
+def test_two_prompts_give_wide_intervals() -> None:
     """1.2 and 1.4 times plain are no proof of a gain: with two of them t is 12.7."""
     found = interval([runs(1 / 1.2), runs(1 / 1.4)], [runs(1.0)] * 2)
     assert found is not None
@@ -69,7 +69,7 @@ def test_runs_that_disagree_widen_the_interval() -> None:
 
 
 def test_runs_of_a_block_stay_together() -> None:
-    """A slow moment that met both methods in the same run says nothing about their ratio."""
+    """A slow moment that affected both methods in the same run does not change their ratio."""
     slow = [runs(1.0, 9.0)] * 4
     assert interval(slow, slow) == pytest.approx((1.0, 1.0))
 

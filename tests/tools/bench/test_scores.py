@@ -174,7 +174,7 @@ def test_of_single_prompts_no_spread_is_known() -> None:
     assert "chat 0.80x (one prompt), math 0.80x (one prompt)" in _against_plain(row)
 
 
-def test_who_wins_is_said_by_the_whole_interval() -> None:
+def test_the_winner_is_decided_by_the_whole_interval() -> None:
     plain = [[answer([1] * 10, 1.0)]] * 2
     for seconds, word in (((0.5, 0.5), "wins over"), ((2.0, 2.0), "LOSES to"), ((0.5, 1.5), "cannot be distinguished")):
         row = score({"plain": plain, "x": [[answer([1] * 10, s)] for s in seconds]}, PROMPTS, [1, 1])[1]

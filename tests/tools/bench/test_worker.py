@@ -72,7 +72,7 @@ def real_worker(library: str, bundle: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("library", ["specrt", "transformers"])
-def test_a_worker_that_cannot_load_says_so_in_one_line(library: str, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_load_gives_one_line(library: str, tmp_path: Path) -> None:
     with pytest.raises(SpecrtError, match=r"^it: .*no such bundle folder") as caught:
         Worker("it", real_worker(library, tmp_path / "none"))
     assert caught.value.exit_code == 6
@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_load_says_so_in_one_line(library: str, tmp_path: P
 
 
 def test_a_worker_ends_when_its_input_does(tiny_bundle: Path) -> None:
-    """As when the parent dies: nobody is there to kill it."""
+    """As when the parent dies: no process is left to kill it."""
     worker = Worker("it", real_worker("specrt", tiny_bundle))
     process = worker._process
     assert process.stdin is not None

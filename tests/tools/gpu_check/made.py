@@ -1,4 +1,4 @@
-"""Experiments for tests of the runner, which a process of its own imports by name."""
+"""Experiments for tests of the runner, which a separate process imports by name."""
 
 from __future__ import annotations
 

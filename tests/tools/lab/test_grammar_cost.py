@@ -1,4 +1,4 @@
-"""The lab's measurement of masks, on a small tokenizer; figures are not judged."""
+"""The lab's measurement of masks, on a small tokenizer; figures are not checked."""
 
 from __future__ import annotations
 

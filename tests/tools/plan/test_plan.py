@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 
 
 def test_sizes_are_those_of_the_exported_bundle(tiny_bundle: Path) -> None:
-    """But for the rotation's tables, cos and sin [capacity, head_dim / 2] f32, which are no parameters."""
+    """Except for the rotation's tables, cos and sin [capacity, head_dim / 2] f32, which are no parameters."""
     entry = manifest_from_bundle(tiny_bundle).target
     cost = cost_of(entry.source, Shape("fp32", "none", entry.spec.max_seq_len, 4))
     tables_bytes = entry.spec.capacity * entry.spec.kv_layers[0].head_dim * 4

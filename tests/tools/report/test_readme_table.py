@@ -51,7 +51,7 @@ def test_the_table(stored: Path) -> None:
     assert lines[-1] == "ngram, times plain: chat 1.50."
 
 
-def test_a_table_of_a_busy_machine_says_so(stored: Path) -> None:
+def test_a_table_of_a_busy_machine_has_a_warning(stored: Path) -> None:
     assert "UNRELIABLE" not in CliRunner().invoke(main, [str(stored)]).output
     stored.write_text(json.dumps({**BENCH, "busy_percent_during": 60.0}))
     first = CliRunner().invoke(main, [str(stored)]).output.splitlines()[0]

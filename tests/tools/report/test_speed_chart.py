@@ -54,7 +54,7 @@ def test_bars_are_as_long_as_methods_are_fast(bench: dict[str, Any]) -> None:
     assert not any("GenAI" in (text or "") for text in texts)
 
 
-def test_a_chart_of_a_busy_machine_says_so(bench: dict[str, Any]) -> None:
+def test_a_chart_of_a_busy_machine_has_a_warning(bench: dict[str, Any]) -> None:
     assert "UNRELIABLE" not in chart_of(bench, ["eager"])
     assert "UNRELIABLE: other programs kept the CPU 60 % busy" in chart_of(
         {**bench, "busy_percent_during": 60.0}, ["eager"]

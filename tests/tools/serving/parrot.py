@@ -1,6 +1,6 @@
 """A bundle on the backend ``fake`` whose model answers with the last user's message, so that tests choose its text.
 
-A plain prompt goes on with printable characters, a function of what is before them.
+A plain prompt is continued with printable characters, a function of the text before them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tests.tools.serving.serving import Served
 PROMPTS = [Prompt("a", "abc" * 9), Prompt("b", "naïve " * 5), Prompt("c", "x"), Prompt("d", "dog " * 9)]
 
 
-def test_a_server_and_the_library_answer_alike(served: Served) -> None:
+def test_a_server_and_the_library_give_the_same_answer(served: Served) -> None:
     clients: list[Client] = [LibraryClient(served.service.runtime), HttpClient(f"{served.url}/v1", "parrot")]
     library, server = measure(clients, PROMPTS, 1, num_runs=2, max_new_tokens=20, temperature=0)
     assert [timing.text for timing in server.timings] == [prompt.text[:20] for prompt in PROMPTS[:1]] + [

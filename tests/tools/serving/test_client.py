@@ -43,7 +43,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_the_tiny_model_in_fp32_rounds_alike(runtime: Runtime) -> None:
+def test_the_tiny_model_in_fp32_needs_no_reproducible_passes(runtime: Runtime) -> None:
     assert not needs_reproducible(runtime)
 
 
@@ -171,7 +171,7 @@ def test_every_mix_of_requests_gives_each_the_ids_of_a_run_alone(served: Served,
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int4", "w8a8"])
 def test_every_mix_of_a_quantized_bundle_too(quantize: str, tmp_path: Path) -> None:
-    """As ``serve`` decides: reproducible, if a pass of one row rounds otherwise here."""
+    """As ``serve`` decides: reproducible, if a pass of one row rounds differently here."""
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
     from tests.tiny import save_tiny_model

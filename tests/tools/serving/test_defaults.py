@@ -1,4 +1,4 @@
-"""Sampling defaults: temperature 1 unless a generation config says otherwise."""
+"""Sampling defaults: temperature 1 unless a generation config sets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, headless: it asks, streams, and colours each token by where it came from."""
+"""The page in a real browser, headless: it sends a prompt, streams, and colours each token by its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bundles are served with ``reproducible``: those whose pass of one row rounds otherwise than wider ones."""
+"""Which bundles are served with ``reproducible``: those whose pass of one row rounds differently from wider ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: first come, first served, with a fair share; and what ends a generation."""
+"""The order of rounds, first come, first served, with a fair share, and the end of generations."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def maker(bundle: Path, **limits: Any) -> Callable[[], Service]:
 
 
 def raw_post(served: Served, body: Any) -> socket.socket:
-    """A connection on which a chat was asked for, and nothing read yet."""
+    """A connection after a chat request, before anything is read."""
     port = int(served.url.rpartition(":")[2])
     data = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", port))
@@ -96,13 +96,13 @@ def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path:
             assert result.exit_code == code and message in result.stderr.splitlines()[-1]
         result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
         warning, error = result.stderr.splitlines()
-        assert warning.startswith("specrt: warning: 0.0.0.0 can be reached by others") and "--port" in error
+        assert warning.startswith("specrt: warning: other machines can reach 0.0.0.0") and "--port" in error
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_a_client_that_leaves_ends_its_request(parrot_bundle: Path, stream: bool, is_waiting: bool) -> None:
-    """Also where the answer is not streamed; a request that nobody waits for must not go on to its end."""
+    """Also where the answer is not streamed; a request without a waiting client must not run to its end."""
     with serving(maker(parrot_bundle, max_concurrency=1)) as served:
         scheduler = served.service.scheduler
         with held():

@@ -52,13 +52,13 @@ def test_without_parallel_calls_the_first_one_ends_the_answer(served: Served) ->
         assert len(calls) == 1
 
 
-def test_an_answer_that_is_cut_says_so(served: Served) -> None:
+def test_an_answer_that_is_cut_has_finish_reason_length(served: Served) -> None:
     choice = served.chat(CALL + CALL, tools=[TOOL], max_tokens=len(CALL) + 5)["choices"][0]
     assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "length"
 
 
 def test_none_may_be_called(served: Served) -> None:
-    """The template does not see the tools, and the text is not looked at."""
+    """The template does not get the tools, and the text is not parsed."""
     choice = served.chat(CALL, tools=[TOOL], tool_choice="none")["choices"][0]
     assert choice["message"]["content"] == CALL and "tool_calls" not in choice["message"]
     tokens = [served.post("/tokenize", messages=user("x"), tools=tools).json()["count"] for tools in ([TOOL], [])]

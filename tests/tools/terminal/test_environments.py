@@ -51,6 +51,9 @@ ROWS = {
     "plan": Row(["{model}", "--bandwidth", "10", "--tflops", "1"]),
     "align": Row(["{bundle}", "--num-prompts", "1", *SHORT, "--json", "{out}/align.json"], is_long=True),
     "bench": Row(["{bundle}", "--json", "{out}/none/bench.json"], code=errors.UsageError.exit_code),
+    "serve": Row(["{bundle}", "--api-key-file", "{out}/none"], code=errors.UsageError.exit_code),
+    "compare": Row(["{bundle}", "--backend", "tensorrt"], code=errors.BackendError.exit_code),
+    "gpu-check": Row(["--output", "{out}/none/gpu-check.json"], code=errors.UsageError.exit_code),
 }
 
 
@@ -131,7 +134,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of models in which one is there already, as far as its size shows."""
+    """A home of models in which one seems to exist already, by its size."""
     folder = tmp_path_factory.mktemp("models")
     model = MODELS["smollm2-135m"]
     (folder / model.name).mkdir()

@@ -133,7 +133,7 @@ def test_a_signal_ends_in_one_line_and_its_code(
 
 
 def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
-    """At a module that the command imports, a file of ours in place of torch."""
+    """At a module that the command imports, a file of the test in place of torch."""
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     pipe = subprocess.PIPE

@@ -26,7 +26,7 @@ def counts_of(tokens: list[int], num_prompt: int, k: int) -> dict[str, Count]:
 
 
 def test_lookups_are_counted_as_they_would_have_been_verified() -> None:
-    """The text 1 2 3 4 | 1 2 3 9: after 1 it goes on with 2 3, as drafted, and then otherwise."""
+    """The text 1 2 3 4 | 1 2 3 9: after 1 it continues with 2 3, as drafted, and then differently."""
     counts = counts_of([1, 2, 3, 4, 1, 2, 3, 9, 7], 4, 3)
     after_1, after_1_2, after_1_2_3 = (counts[ngram_source(size)] for size in (1, 2, 3))
     assert (after_1.verified, after_1.accepted) == ([1, 1, 1], [1, 1, 0])
@@ -75,7 +75,7 @@ def stored(tiny_bundle: Path, tmp_path: Path) -> tuple[Path, Tuning]:
 
 
 @pytest.mark.parametrize("name", ["bundle", "cpu", "threads", "backend", "specrt", "onnxruntime"])
-def test_a_tuning_of_another_place_is_not_used_and_that_is_said(stored: tuple[Path, Tuning], name: str) -> None:
+def test_a_tuning_of_another_place_is_not_used_and_reported(stored: tuple[Path, Tuning], name: str) -> None:
     bundle, tuning = stored
     assert tuning_for(bundle, "onnxruntime", 1) == tuning
     data = to_json(tuning)
@@ -87,7 +87,7 @@ def test_a_tuning_of_another_place_is_not_used_and_that_is_said(stored: tuple[Pa
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"target_ms": 3}', "\xff"])
-def test_a_file_that_is_none_is_not_used_and_that_is_said(stored: tuple[Path, Tuning], content: str) -> None:
+def test_a_file_that_is_no_tuning_is_not_used_and_reported(stored: tuple[Path, Tuning], content: str) -> None:
     bundle, _ = stored
     tuning_path(bundle).write_text(content, encoding="latin-1")
     reported: list[str] = []

@@ -64,7 +64,7 @@ def test_a_source_that_cannot_be_compared_is_one_line(tiny_bundle: Path, manifes
         check(manifest, tiny_bundle / "nothing")
 
 
-def test_without_the_export_extra_it_says_how_to_install_it(
+def test_without_the_export_extra_the_error_has_the_install_command(
     manifest: Manifest, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec

@@ -141,9 +141,9 @@ def _events(device: Device) -> float:
     elapsed = [binding.elapsed_ms() for binding in bindings]
     for binding in bindings:
         binding.close()
-    if not all(0 < ms < 1e4 for ms in elapsed):
+    if None in elapsed or not all(0 < (ms or 0) < 1e4 for ms in elapsed):
         raise Failed(f"events: {elapsed} ms between two marks")
-    return elapsed[-1]
+    return elapsed[-1] or 0.0
 
 
 _CHECKS: dict[str, Callable[[Device], None]] = {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from specrt.engines.backends import open_backend
 from specrt.engines.contract import Contract, model_contract
-from specrt.engines.errors import BackendError, SpecrtError
+from specrt.engines.errors import SpecrtError
 from specrt.engines.gpu import device
 from specrt.engines.interface import CUDA, Backend, Engine
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
@@ -61,8 +60,9 @@ def on_tensorrt(bundle: Path, name: str) -> Place:
 
 def on_onnxruntime(bundle: Path) -> Place:
     """``bundle`` on ONNX Runtime's CUDA provider. Raises ``BackendError``."""
-    if "CUDAExecutionProvider" not in import_module("specrt.engines.ort.cuda").ort.get_available_providers():
-        raise BackendError("onnxruntime: it has no CUDAExecutionProvider; pip install 'specrt[gpu]'")
+    from specrt.engines.ort.cuda import check_provider
+
+    check_provider()
     manifest = manifest_from_bundle(bundle)
     return Place("onnxruntime", bundle, manifest, open_backend(bundle, manifest, "onnxruntime", CUDA))
 

@@ -8,7 +8,7 @@ from specrt.engines.contract import LOGITS
 from specrt.engines.errors import BackendError
 from specrt.engines.gpu import device
 from specrt.engines.interface import write_pass
-from specrt.engines.trt.library import deserialize, load_library
+from specrt.engines.trt.library import deserialize, known_capabilities, load_library
 from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.record import engines_folder, record_from_bundle
 from specrt.tools.gpu_check.experiment import Failed, Notes, Skip
@@ -24,7 +24,7 @@ def check_rtx(kit: Kit, notes: Notes) -> None:
     if bundle is None:
         raise Skip("needs a bundle for TensorRT-RTX")
     trt, capability = load_library(RTX), device.open_device().api.compute_capability
-    known = {f"{n[2:-1]}.{n[-1]}" for n in _capabilities(trt) if n.startswith("SM")}
+    known = known_capabilities(trt)
     notes.add("library", trt.__version__)
     notes.add("compute capability", capability)
     logger = make_logger(trt)
@@ -47,7 +47,3 @@ def check_rtx(kit: Kit, notes: Notes) -> None:
     notes.add("largest logit", float(np.abs(logits).max()))
     if not np.isfinite(logits).all():
         raise Failed("the engine runs, and its logits are not finite")
-
-
-def _capabilities(trt: object) -> list[str]:
-    return list(getattr(getattr(trt, "ComputeCapability", None), "__members__", {}))

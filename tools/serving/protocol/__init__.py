@@ -1,1 +1,1 @@
-"""OpenAI's protocol: fields of requests, objects of answers, tool calls and errors. Knows no server."""
+"""OpenAI's protocol: fields of requests, objects of responses, tool calls and errors. Independent of the server."""

@@ -1,4 +1,4 @@
-"""A choice of an answer as it grows: text, tool calls, log-probabilities, and where its tokens came from."""
+"""A choice of a response while it is generated: text, tool calls, log-probabilities, and the source of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ID_CHARS = string.ascii_letters + string.digits
 
 @dataclass
 class Delta:
-    """What a round added to a choice. Empty where it made nothing final."""
+    """The addition of a round to a choice. Empty if no text became final."""
 
     content: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -37,16 +37,16 @@ class Delta:
 
 @dataclass(frozen=True)
 class Calling:
-    """How tool calls are written and which there may be."""
+    """The format of tool calls, and the tools that may be called."""
 
     form: Format
     use: ToolUse
 
 
 class Choice:
-    """Takes the steps of ``stream``; the pieces that ``add`` and ``end`` return make up the answer.
+    """Takes the steps of ``stream``; the deltas from ``add`` and ``end`` make up the response.
 
-    ``num_prompt_tokens`` counts its prompt, ``prefix`` is text that an echo puts before the answer.
+    ``num_prompt_tokens`` is the length of its prompt; ``prefix`` is the echoed prompt, if requested.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Choice:
         return len(self.stream.token_ids)
 
     def add(self, step: Step) -> Delta:
-        """What a round added."""
+        """Add a round; return its delta."""
         delta = self._parsed(step.text)
         delta.logprobs, delta.token_ids = list(step.logprobs), step.token_ids
         if self._token_texts is not None and step.token_ids:
@@ -86,7 +86,7 @@ class Choice:
         return delta
 
     def end(self) -> Delta:
-        """What the end of the text made final; ``finish_reason`` is known from here on."""
+        """End the text; return the last delta. ``finish_reason`` is known from here on."""
         delta = Delta()
         if self._parser is not None:
             delta = self._deltas(self._parser.finish())
@@ -125,7 +125,7 @@ class Choice:
         }
 
     def _round(self, step: Step, texts: TextStream) -> dict[str, Any]:
-        """The round for ``return_rounds``. A part of a character shows with the token that completes it."""
+        """The round for ``return_rounds``. A part of a character is shown with the token that completes it."""
         tokens = [
             {"id": token, "text": texts.push(token), "origin": "draft" if i < step.num_accepted_tokens else "target"}
             for i, token in enumerate(step.token_ids)

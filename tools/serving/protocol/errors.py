@@ -1,4 +1,4 @@
-"""What a client gets instead of an answer: OpenAI's error object, and the HTTP status that goes with it."""
+"""Error responses: OpenAI's error object and the HTTP status."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specrt.engines.errors import SpecrtError
 
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 
-# Options of the runtime whose name is another in a request
+# Options of the runtime that have another name in requests
 _PARAMS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """``param`` names the field that is wrong, as a path such as ``messages[0].role``; ``retry_after`` is in s."""
+    """``param`` is the invalid field, as a path such as ``messages[0].role``; ``retry_after`` is in s."""
 
     status: int
     message: str
@@ -31,7 +31,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the response has beyond its content type."""
+        """Headers of the response in addition to its content type."""
         retry = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return {**retry, "WWW-Authenticate": "Bearer"} if self.status == 401 else retry
 
@@ -53,18 +53,18 @@ def too_busy() -> ApiError:
 
 
 def timed_out(seconds: float) -> ApiError:
-    """A 504, for a request that its deadline ended."""
+    """A 504, for a request that passed its deadline."""
     message = f"the request took longer than {seconds:g} s; ask for less, or start the server with --request-timeout"
     return ApiError(504, message, None, "timeout", "timeout_error")
 
 
 def internal(error: BaseException) -> ApiError:
-    """A 500, for a fault of ours: the log has the details."""
+    """A 500, for an error of the server. The log has the details."""
     return ApiError(500, f"the server failed: {type(error).__name__}", None, "internal_error", SERVER_ERROR)
 
 
 def refused(error: SpecrtError, names: Mapping[str, str] | None = None, code: str | None = None) -> ApiError:
-    """A 400 that names the field which the runtime refused; ``names`` maps names of options to those of fields."""
+    """A 400 that names the field that the runtime refused. ``names`` maps option names to field names."""
     option, _, reason = str(error).partition(": ")
     fields = {**_PARAMS, **(names or {})}
     if not reason or not (option in fields or option.isidentifier()):

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, taken one by one; what is left at the end was not known."""
+"""The fields of a JSON object, taken one by one. Fields left at the end are unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specrt.tools.serving.protocol.errors import ApiError, invalid
 
 
 class Fields:
-    """Takes fields of ``body``. ``null`` is as if the field were absent. Raises ``ApiError`` for a value that is wrong.
+    """Takes fields of ``body``. ``null`` counts as absent. Raises ``ApiError`` for a wrong value.
 
-    ``path`` is where ``body`` is in the request, such as ``messages[0]``.
+    ``path`` is the position of ``body`` in the request, such as ``messages[0]``.
     """
 
     def __init__(self, body: Any, path: str = "") -> None:
@@ -23,15 +23,15 @@ class Fields:
         self._left: dict[str, Any] = dict(body)
 
     def name(self, field: str) -> str:
-        """``field`` as a path."""
+        """The path of ``field``."""
         return f"{self.path}.{field}" if self.path else field
 
     def take(self, field: str) -> Any:
-        """The value, None where there is none."""
+        """The value of a field, or None."""
         return self._left.pop(field, None)
 
     def wrong(self, field: str, value: Any, expected: str) -> ApiError:
-        """The error of a value."""
+        """The error for a value."""
         return invalid(self.name(field), f"got {short_repr(value)}, expected {expected}")
 
     def of_kind(self, field: str, kind: type | tuple[type, ...], expected: str) -> Any:
@@ -75,12 +75,12 @@ class Fields:
         return [Fields(value, f"{self.name(field)}[{index}]") for index, value in enumerate(values)]
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise for fields that are known and not supported, with the reason."""
+        """Raise for fields that are not supported, with the reason."""
         for field, reason in reasons.items():
             if (value := self.take(field)) is not None:
                 raise invalid(self.name(field), f"got {short_repr(value)}, but {reason}", "unsupported_parameter")
 
     def end(self) -> None:
-        """Raise for what was not taken."""
+        """Raise for fields that were not taken."""
         for field in self._left:
             raise invalid(self.name(field), "unknown field; leave it out", "unknown_parameter")

@@ -12,7 +12,7 @@ _LEAST = -9999.0  # vLLM's number for minus infinity, which JSON does not have
 
 
 def chat_logprobs(codec: TextCodec, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Of ``chat.completion`` and its chunks. ``bytes`` are those of the token, which may be a part of a character."""
+    """For ``chat.completion`` and its chunks. ``bytes`` are the token's, which may be a part of a character."""
 
     def token(token_id: int, logprob: float) -> dict[str, Any]:
         data = codec.token_bytes(token_id)
@@ -28,7 +28,7 @@ def chat_logprobs(codec: TextCodec, entries: Sequence[TokenLogprobs]) -> dict[st
 
 
 def completion_logprobs(codec: TextCodec, entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """Of ``text_completion``. ``offset``: the characters of the choice before these tokens."""
+    """For ``text_completion``. ``offset``: number of characters of the choice before these tokens."""
 
     def name(token_id: int) -> str:
         return codec.token_bytes(token_id).decode(errors="replace")

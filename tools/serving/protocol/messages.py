@@ -1,4 +1,4 @@
-"""Chat messages of a request, as a chat template takes them."""
+"""Chat messages of a request, in the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specrt.tools.serving.protocol.errors import invalid
 from specrt.tools.serving.protocol.fields import Fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_NO_MEANING = ("refusal", "audio", "function_call", "annotations")  # null in what the clients send back
+_NO_MEANING = ("refusal", "audio", "function_call", "annotations")  # null in messages that clients send back
 
 
 def messages_of(fields: Fields) -> list[dict[str, Any]]:
-    """The ``messages``, one at least. Text parts are joined, tool calls' arguments are parsed. Raises ``ApiError``."""
+    """The ``messages``, at least one. Text parts are joined, tool calls' arguments are parsed. Raises ``ApiError``."""
     given = fields.objects("messages")
     if not given:
         raise invalid("messages", "got none, expected a list of at least one message")
@@ -68,7 +68,7 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
-    """A call as templates read it: its arguments are an object, where they are JSON of one."""
+    """A call in the form that templates expect. Arguments that are JSON of an object become that object."""
     call_id = call.text("id")
     call.one_of("type", ("function",))
     call.take("index")

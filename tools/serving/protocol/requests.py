@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/chat/completions`` and ``/v1/completions``, checked field by field. Nothing is ignored in silence."""
+"""Bodies of ``/v1/chat/completions`` and ``/v1/completions``, checked field by field. No field is silently ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_CHOICES = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024
 MAX_PENALTY = 2
 
-# Fields that are options of the runtime, which checks their values
+# Fields that are runtime options; the runtime checks their values
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")},
     **{name: name for name in ("stop_token_ids", "num_speculative_tokens", "draft", "rule")},
@@ -34,7 +34,7 @@ _UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request gets that does not say otherwise: ``sampling`` by the runtime's names, and ``reproducible``."""
+    """Defaults of a request: ``sampling`` by the runtime's option names, and ``reproducible``."""
 
     sampling: Mapping[str, float] = field(default_factory=lambda: {"temperature": 1.0})
     reproducible: bool | None = None
@@ -42,10 +42,10 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request. ``options`` are keyword arguments of ``Runtime.stream``, ``chat`` is how messages become text.
+    """A parsed request. ``options`` are keyword arguments of ``Runtime.stream``, ``chat`` those of the chat template.
 
-    Without ``max_tokens`` a text may fill the context. ``timings``, ``rounds`` and ``token_ids`` ask for what OpenAI's
-    API does not have.
+    Without ``max_tokens`` a text may fill the context. ``timings``, ``rounds`` and ``token_ids`` request extensions of
+    OpenAI's API.
     """
 
     prompts: Sequence[Prompt]
@@ -108,7 +108,7 @@ def completion_request(body: Any, defaults: Defaults) -> Wanted:
 
 
 def _common(fields: Fields) -> dict[str, Any]:
-    """Fields that both endpoints have and that are no options of a generation."""
+    """Fields of both endpoints that are not options of a generation."""
     _take_without_effect(fields)
     fields.take("model")  # checked before
     fields.refuse(_UNSUPPORTED)
@@ -140,7 +140,7 @@ def _check_choices(n: int, num_prompts: int) -> None:
 
 
 def _take_without_effect(fields: Fields) -> None:
-    """Fields that clients send and that change nothing here."""
+    """Fields that are accepted and have no effect."""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         fields.text(name)
     fields.of_kind("metadata", dict, "an object")
@@ -154,7 +154,7 @@ def _options(fields: Fields, defaults: Defaults) -> dict[str, Any]:
         options["reproducible"] = defaults.reproducible
     given = {option: fields.take(name) for name, option in _OPTIONS.items()}
     options.update({option: value for option, value in given.items() if value is not None})
-    if options.get("top_k") == -1:  # vLLM's word for all of them
+    if options.get("top_k") == -1:  # vLLM's value for all tokens
         options["top_k"] = 0
     for name in ("presence_penalty", "frequency_penalty"):
         value = fields.of_kind(name, (int, float), f"a number from -{MAX_PENALTY} to {MAX_PENALTY}")

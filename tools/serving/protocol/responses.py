@@ -1,4 +1,4 @@
-"""Answers as OpenAI's objects: whole, and in chunks."""
+"""Responses as OpenAI's objects: whole, and in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specrt.tools.serving.protocol.requests import Wanted
 
 
 def usage_of(choices: Sequence[Choice], num_prompt_tokens: int) -> dict[str, Any]:
-    """``usage``: each prompt counts once, however many choices it has."""
+    """``usage``. Each prompt counts once, for any number of choices."""
     completion = sum(choice.num_tokens for choice in choices)
     cached = max((choice.stream.stats.reused_prompt_tokens for choice in choices), default=0)
     return {
@@ -26,7 +26,7 @@ def usage_of(choices: Sequence[Choice], num_prompt_tokens: int) -> dict[str, Any
 
 
 class Answer:
-    """Makes the objects of one answer."""
+    """Builds the objects of one response."""
 
     def __init__(self, wanted: Wanted, model: str, fingerprint: str, num_prompt_tokens: int) -> None:
         self._wanted, self._num_prompt_tokens = wanted, num_prompt_tokens
@@ -44,11 +44,11 @@ class Answer:
 
     @property
     def id(self) -> str:
-        """The id of the answer."""
+        """The id of the response."""
         return str(self._head["id"])
 
     def whole(self, choices: Sequence[Choice], deltas: Mapping[int, Delta]) -> dict[str, Any]:
-        """The answer that is not streamed."""
+        """The response that is not streamed."""
         answer = {
             **self._head,
             "choices": [self._choice(choice, deltas[choice.index]) for choice in choices],
@@ -59,7 +59,7 @@ class Answer:
         return answer
 
     def chunks(self, choice: Choice, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The chunks of a round: one with a role before the first, one with the reason at the end."""
+        """The chunks of a round. The first chunk has the role, the last one the finish reason."""
         if self._wanted.is_chat and choice.index not in self._begun:
             yield self._chunk(choice, {"role": "assistant", "content": ""}, Delta())
         is_first = choice.index not in self._begun
@@ -134,7 +134,7 @@ class Answer:
 
 
 def encoded(data: Mapping[str, Any]) -> bytes:
-    """JSON as it is sent. Half a surrogate pair, which UTF-8 does not have, is escaped."""
+    """JSON in UTF-8. Unpaired surrogates, which UTF-8 cannot encode, are escaped."""
     try:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:

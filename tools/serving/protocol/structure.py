@@ -1,4 +1,4 @@
-"""Fields that give the text a structure: OpenAI's ``response_format``, vLLM's ``structured_outputs``, llama.cpp's."""
+"""Fields for structured output: OpenAI's ``response_format``, vLLM's ``structured_outputs``, and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Structure:
 
 
 def structure_of(fields: Fields) -> Structure | None:
-    """What is asked of the text, by one field at most. Raises ``ApiError``."""
+    """The structure of the text, from at most one field. Raises ``ApiError``."""
     given = [_response_format(fields), _structured_outputs(fields)]
     for name in ("json_schema", "grammar"):  # llama.cpp's
         value = fields.take(name)
@@ -57,7 +57,7 @@ def _response_format(fields: Fields) -> Structure | None:
 
 
 def _schema(named: Fields) -> Structure:
-    """Of OpenAI's object. ``strict`` changes nothing: a schema is always followed."""
+    """The structure in OpenAI's object. ``strict`` has no effect: a schema is always followed."""
     named.text("name")
     named.text("description")
     named.flag("strict")
@@ -85,7 +85,7 @@ def _structured_outputs(fields: Fields) -> Structure | None:
 
 
 def _choice(structure: Structure) -> Structure:
-    """A grammar of the texts of a list."""
+    """A grammar of a list of allowed texts."""
     texts = structure.value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise invalid(structure.param, "expected a list of strings, none of them empty")

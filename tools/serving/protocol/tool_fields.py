@@ -15,9 +15,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The functions that the model may call, as its template takes them.
+    """The functions that the model may call, in the form of templates.
 
-    ``parallel`` allows several calls. With ``is_forced`` the answer is one call, of function ``name`` if that is given.
+    ``parallel`` allows several calls. With ``is_forced`` the response is one call, of function ``name`` if given.
     With ``is_strict`` the arguments of every call follow the schema.
     """
 
@@ -29,12 +29,12 @@ class ToolUse:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the functions."""
+        """Names of the functions."""
         return frozenset(schema["function"]["name"] for schema in self.schemas)
 
 
 def tool_use_of(fields: Fields) -> ToolUse | None:
-    """None without tools, and where none may be called: then the template does not see them. Raises ``ApiError``."""
+    """None without tools, or if none may be called; then the template does not get them. Raises ``ApiError``."""
     given = fields.objects("tools")
     choice, name = _choice(fields)
     parallel = fields.flag("parallel_tool_calls", default=True)
@@ -72,7 +72,7 @@ def _choice(fields: Fields) -> tuple[str | None, str | None]:
 
 
 def _schema(tool: Fields) -> dict[str, Any]:
-    """As the template takes it, and ``strict``."""
+    """The tool in the form of templates, and ``strict``."""
     if tool.take("type") != "function":
         raise invalid(tool.name("type"), "expected 'function'")
     function = Fields(tool.take("function"), tool.name("function"))

@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolCall:
-    """``arguments`` is JSON in a string, as OpenAI has it."""
+    """A tool call. ``arguments`` is JSON in a string, as in OpenAI's API."""
 
     name: str
     arguments: str
 
 
 def end_of_json(text: str, start: int) -> int | None:
-    """Where the object or array that begins at ``start`` ends; None where the text ends before."""
+    """The end of the object or array that begins at ``start``; None if it is incomplete."""
     depth, in_string, is_escaped = 0, False, False
     for index in range(start, len(text)):
         char = text[index]
@@ -36,9 +36,9 @@ def end_of_json(text: str, start: int) -> int | None:
 
 
 def calls_of(text: str, names: Collection[str], name: str | None = None) -> list[ToolCall] | None:
-    """The calls that a JSON text is: one, or a list of them. ``name`` is given where the text is arguments only.
+    """The calls in a JSON text: one, or a list. ``name`` is given if the text holds only the arguments.
 
-    None where it is no JSON, or where one of them does not name a tool.
+    None if it is not JSON, or a call does not name a tool.
     """
     try:
         parsed = json.loads(text)

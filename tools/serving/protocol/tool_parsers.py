@@ -1,7 +1,7 @@
-"""Tool calls in a model's text, found as the text comes, however it is cut into pieces.
+"""Incremental parsing of tool calls in a model's text.
 
-A call is reported once, whole, and only if it is JSON that names one of the tools. Everything else is content, and
-nothing of it is lost but white space around calls. What is reported depends on the text alone, not on its pieces.
+A call is reported once, when complete, and only if it is JSON that names one of the tools. All other text is content;
+only white space around calls is dropped. The result depends on the text alone, not on its division into pieces.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Delta = str | ToolCall
 
 @dataclass(frozen=True)
 class Format:
-    """How a family of models writes calls.
+    """The format of calls of a family of models.
 
-    With ``is_whole_text`` a text is calls from beginning to end, or has none. ``begin`` are the marks before a call,
-    ``end`` those that may follow it. ``special`` may be special tokens, which must be visible then. ``id_length`` is
-    the length of an id: some templates check it.
+    With ``is_whole_text`` a text consists of calls only, or has none. ``begin`` are the markers before a call, ``end``
+    those that may follow it. The markers in ``special`` may be special tokens, which must then be visible.
+    ``id_length`` is the length of an id, which some templates check.
     """
 
     begin: tuple[str, ...]
@@ -40,7 +40,7 @@ FORMATS = {
 
 
 def format_of_template(template: str) -> str:
-    """The name of the format that a chat template writes calls in; ``json`` where it has no mark of its own."""
+    """The name of the format of calls in a chat template; ``json`` if it has no markers."""
     for mark, name in (("<tool_call>", "hermes"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json")):
         if mark in template:
             return name
@@ -48,31 +48,31 @@ def format_of_template(template: str) -> str:
 
 
 def tool_parser(form: Format, names: Collection[str]) -> MarkedCalls | WholeText:
-    """A parser for one text. ``names`` are those of the tools."""
+    """A parser for one text. ``names`` are the names of the tools."""
     return WholeText(form, names) if form.is_whole_text else MarkedCalls(form, names)
 
 
 class MarkedCalls:
-    """Calls that begin with a mark, anywhere in the text.
+    """Calls that begin with a marker, anywhere in the text.
 
-    After a mistral mark there may be a name and ``[ARGS]`` before the arguments.
+    After a mistral marker there may be a name and ``[ARGS]`` before the arguments.
     """
 
     def __init__(self, form: Format, names: Collection[str]) -> None:
         self._form, self._names = form, names
         self._text = ""  # not decided yet
-        self._is_open = False  # an object or array has begun: only its end decides anything
-        self._is_after_call = False  # a mark of the end may come, and white space that is not content
+        self._is_open = False  # an object or array has begun; wait for its end
+        self._is_after_call = False  # an end marker may follow, and white space that is not content
 
     def push(self, text: str) -> list[Delta]:
-        """Add a piece of the text; returns what it made certain."""
+        """Add a piece of the text; return the deltas that are now certain."""
         if self._is_open and not _may_close(text):
             self._text += text
             return []
         return self._scan(text, is_end=False)
 
     def finish(self) -> list[Delta]:
-        """The rest, at the end of the text."""
+        """End the text; return the remaining deltas."""
         return self._scan("", is_end=True)
 
     def _scan(self, text: str, is_end: bool) -> list[Delta]:
@@ -83,7 +83,7 @@ class MarkedCalls:
         return deltas
 
     def _next(self, is_end: bool) -> list[Delta] | None:
-        """What comes next; None while more of the text must be known."""
+        """The next deltas; None if more text is needed."""
         if self._is_after_call:
             return self._skip_end(is_end)
         mark = self._form.begin[0]
@@ -96,7 +96,7 @@ class MarkedCalls:
         return self._calls(start + len(mark), is_end)
 
     def _calls(self, start: int, is_end: bool) -> list[Delta] | None:
-        """The calls that begin at ``start``, behind a mark; the mark as content where there are none."""
+        """The calls that begin at ``start``, after a marker; the marker as content if there are none."""
         name = None
         if self._form.begin[0] == "[TOOL_CALLS]" and (match := _NAME.match(self._text, start)):
             name, start = match[1], match.end()
@@ -116,7 +116,7 @@ class MarkedCalls:
         return list(calls)
 
     def _skip_end(self, is_end: bool) -> list[Delta] | None:
-        """Skip white space and one mark of an end after a call."""
+        """Skip white space and one end marker after a call."""
         rest = self._text.lstrip()
         for mark in self._form.end:
             if rest.startswith(mark):
@@ -135,7 +135,7 @@ class MarkedCalls:
 
 
 class WholeText:
-    """Calls that are all of the text, after a mark or not, with separators between them."""
+    """A text of calls only, with an optional marker before them and separators between them."""
 
     def __init__(self, form: Format, names: Collection[str]) -> None:
         self._form, self._names = form, names
@@ -152,7 +152,7 @@ class WholeText:
         return self._take() if self._is_content else []
 
     def finish(self) -> list[Delta]:
-        """The rest, at the end of the text."""
+        """End the text; return the remaining deltas."""
         calls = None if self._is_content else self._all_calls()
         return self._take() if calls is None else list(calls)
 
@@ -161,7 +161,7 @@ class WholeText:
         return [taken] if taken else []
 
     def _body(self) -> str:
-        """The text without a mark before it."""
+        """The text without a leading marker."""
         body = self._text.lstrip()
         mark = next((mark for mark in self._form.begin if body.startswith(mark)), "")
         return body[len(mark) :].lstrip()
@@ -199,12 +199,12 @@ def _may_close(text: str) -> bool:
 
 
 def _may_be_name(rest: str, form: Format) -> bool:
-    """Whether ``rest`` may become a name with arguments, as mistral writes it."""
+    """Whether ``rest`` may become a name with arguments in mistral's format."""
     return form.begin[0] == "[TOOL_CALLS]" and _NAME_MAY_COME.fullmatch(rest) is not None
 
 
 def _num_held(text: str, mark: str) -> int:
-    """How much of the end may belong to a mark: its beginning, and white space before it."""
+    """Length of the end that may belong to a marker: its beginning, and white space before it."""
     sizes = range(min(len(mark) - 1, len(text)), 0, -1)
     begun = next((size for size in sizes if text.endswith(mark[:size])), 0)
     return len(text) - len(text[: len(text) - begun].rstrip())

@@ -33,7 +33,7 @@ def _as_llama_cpp_writes(name: str, values: Array, architecture: str, config: An
 
 
 def _named(model: Any, architecture: str) -> dict[str, Array]:
-    """The model's tensors under GGUF names; merged experts apart, and no head that is the embedding."""
+    """The model's tensors under GGUF names; with merged experts split, and without a head that is the embedding."""
     names = get_tensor_name_map(
         {name: key for key, name in MODEL_ARCH_NAMES.items()}[architecture], model.config.num_hidden_layers
     )

@@ -75,7 +75,7 @@ def test_files_next_to_a_gguf_file_are_not_its_own(model: Any, tmp_path: Path) -
         ("default", ["ab", "Ġ", "Ġ", "196", "9", "\u010a"]),
     ],
 )
-def test_text_is_split_as_the_pre_tokenizer_s_name_says(
+def test_text_is_split_by_the_name_of_the_pre_tokenizer(
     pre: str, pieces: list[str], model: Any, tmp_path: Path
 ) -> None:
     tokenizer = tokenizer_of(tmp_path, model, ggml__pre=pre)
@@ -93,7 +93,7 @@ def test_text_is_split_as_the_pre_tokenizer_s_name_says(
         ({"ggml__pre": "qwen2"}, False),
     ],
 )
-def test_a_text_begins_with_bos_when_the_file_says_so(
+def test_a_text_begins_with_bos_when_the_file_sets_it(
     keys: dict[str, Any], begins: bool, model: Any, tmp_path: Path
 ) -> None:
     tokenizer = tokenizer_of(tmp_path, model, **keys)

@@ -20,7 +20,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def words_of(values: Iterable[int], bits: int, crossing: bool) -> list[int]:
-    """Unsigned words of 32 bits, the first value lowest; with ``crossing`` a value may go on in the next word."""
+    """Unsigned words of 32 bits, the first value lowest; with ``crossing`` a value may continue in the next word."""
     values = list(values)
     if crossing:
         stream = sum(int(value) << (bits * index) for index, value in enumerate(values))

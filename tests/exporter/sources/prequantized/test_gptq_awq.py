@@ -119,7 +119,7 @@ def test_damaged_parts_are_one_line(method: str, change: Any, text: str) -> None
 
 
 @pytest.mark.parametrize("settings", [{"bits": 8}, {"bits": 3}])
-def test_gptq_of_other_bits_than_the_config_says(settings: dict[str, Any]) -> None:
+def test_gptq_of_other_bits_than_in_the_config(settings: dict[str, Any]) -> None:
     parts = gptq_parts(random_levels(np.random.default_rng(1), ROWS, COLUMNS, 128), 4)
     with pytest.raises(SourceError, match="shapes say 4 bits"):
         decoded(gptq_format(settings), parts)

@@ -1,4 +1,4 @@
-"""Tool calls, however the text is cut into pieces: eight public bugs are parsers that assume one token a piece."""
+"""Tool calls in a text that comes in any pieces: eight public bugs are parsers that assume one token a piece."""
 
 from __future__ import annotations
 
