@@ -168,18 +168,17 @@ def test_the_command_ends_with_1_where_an_answer_is_an_error(parrot_bundle: Path
     assert invoke("batch", parrot_bundle, tmp_path / "none.jsonl", output).exit_code == 2
 
 
-def test_a_run_that_was_killed_is_resumed(tiny_bundle: Path, tmp_path: Path) -> None:
-    """The texts of both runs together are those of one that was not."""
+def test_runs_that_were_ended_are_resumed(tiny_bundle: Path, tmp_path: Path) -> None:
+    """After SIGTERM and SIGKILL: the texts of all runs together are those of one."""
     lines = [
-        line(str(number), COMPLETION, prompt=f"The {number} dogs", max_tokens=300, seed=number, ignore_eos=True)
-        for number in range(24)
+        line(str(number), COMPLETION, prompt=f"The {number} dogs", max_tokens=160, seed=number, ignore_eos=True)
+        for number in range(32)
     ]
     source, output = written(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "specrt.tools.cli", "batch", str(tiny_bundle), str(source)]
     command += [str(output), "--threads", "1", "--max-concurrency", "2"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") > 1, 60)
-        process.send_signal(signal.SIGKILL)
+    assert code_after(signal.SIGTERM, command, output) == 143 and output.read_bytes().endswith(b"\n")
+    assert code_after(signal.SIGKILL, command, output) == -signal.SIGKILL
     with output.open("ab") as file:
         file.write(b'{"id":"batch_req_12')  # as if it had been killed in the middle of a line
     killed = read_whole_lines(output)
@@ -194,3 +193,12 @@ def test_a_run_that_was_killed_is_resumed(tiny_bundle: Path, tmp_path: Path) -> 
 
 def read_whole_lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1]
+
+
+def code_after(number: signal.Signals, command: list[str], output: Path) -> int:
+    """The exit code of a run that gets a signal after its first answer."""
+    before = output.read_bytes() if output.exists() else b""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: output.exists() and len(read_whole_lines(output)) > before.count(b"\n"), 60)
+        process.send_signal(number)
+    return process.returncode
