@@ -138,6 +138,7 @@ WAYS: list[dict[str, Any]] = [
     {"temperature": 0, "frequency_penalty": 0.5},
     {"temperature": 1.0, "seed": 3, "rule": "block", "num_speculative_tokens": 3},
     {"temperature": 0, "draft": "none"},
+    {"temperature": 1.0, "seed": 4, "grammar": "start: /([a-z]+ ){50}/"},
 ]
 JOBS: list[tuple[str, dict[str, Any], int]] = [
     (prompt, way, 10 + 7 * index)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.text.messages import ChatOptions
@@ -327,3 +328,17 @@ def test_a_tool_that_may_not_be_called_leaves_the_structure(served: Served) -> N
     fields: dict[str, Any] = {"tools": STRICT, "tool_choice": "none", S: {"regex": "[xy]{4}"}}
     choice = served.chat("xyxy", **fields)["choices"][0]
     assert choice["message"]["content"] == "xyxy"
+
+
+def test_langchain_gets_objects_of_a_class(served: Served) -> None:
+    whole = '{"name":"pear","size":7,"colors":["red","green"]}'
+    chat = ChatOpenAI(model="parrot", base_url=f"{served.url}/v1", api_key=SecretStr("none"), max_retries=0)
+    fruit = Fruit(name="pear", size=7, colors=["red", "green"])
+    assert chat.with_structured_output(Fruit, method="json_schema").invoke(whole) == fruit
+    for strict in (None, True):
+        caller = chat.with_structured_output(Fruit, method="function_calling", strict=strict)
+        text = f'<tool_call>\n{{"name": "Fruit", "arguments": {whole}}}\n</tool_call>'
+        assert caller.invoke(text) == fruit
+        assert isinstance(caller.invoke("No call!"), Fruit)
+    as_json = chat.with_structured_output(method="json_mode")
+    assert as_json.invoke(whole) == json.loads(whole)
