@@ -10,7 +10,7 @@ import pytest
 from specrt.engines import backends
 from specrt.engines.interface import CPU
 from specrt.runtime.runtime import Runtime, load
-from tests.runtime.bundles import DRAFT, TABLE, Backend, Open, write_bundle
+from tests.runtime.support.bundles import DRAFT, TABLE, Backend, Open, write_bundle
 
 
 @pytest.fixture

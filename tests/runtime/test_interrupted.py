@@ -12,8 +12,8 @@ import pytest
 from specrt.engines.interface import Array
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.slots import Slot
-from tests.runtime.bundles import DRAFT, PROMPT, WAYS, Backend, Open, alone, num_slots, shown
-from tests.runtime.fakes import Engine
+from tests.runtime.support.bundles import DRAFT, PROMPT, WAYS, Backend, Open, alone, num_slots, shown
+from tests.runtime.support.fakes import Engine
 
 OPTIONS: list[dict[str, Any]] = [{"max_new_tokens": 16, **way} for way in WAYS]
 OTHER = [*PROMPT[:3], *[9] * 10]

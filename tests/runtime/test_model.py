@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specrt.engines.fake import fake_spec
-from tests.runtime.fakes import (
+from tests.runtime.support.fakes import (
     VOCAB_SIZE,
     Engine,
     cache_of,

@@ -11,7 +11,7 @@ import pytest
 from specrt.engines.errors import UsageError
 from specrt.runtime.options import OPTIONS, GenerationOptions, Options, checked, neutral
 from specrt.runtime.settings import Settings
-from tests.runtime.bundles import VOCAB_SIZE
+from tests.runtime.support.bundles import VOCAB_SIZE
 from tests.runtime.test_settings import refused, resolved
 
 NUMBERS: list[tuple[str, list[float], list[Any]]] = [

@@ -19,7 +19,7 @@ from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.result import Stats
 from specrt.runtime.round import generate_rounds
-from tests.runtime.fakes import (
+from tests.runtime.support.fakes import (
     ALL_K,
     POISON,
     PROMPT,

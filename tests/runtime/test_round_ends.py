@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from specrt.runtime.drafting.drafters import ModelDrafter
-from tests.runtime.fakes import (
+from tests.runtime.support.fakes import (
     ALL_K,
     PROMPT,
     VOCAB_SIZE,

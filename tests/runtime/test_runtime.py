@@ -12,7 +12,7 @@ import pytest
 from specrt.engines import backends
 from specrt.engines.errors import BackendError, BundleError, ParityError, UsageError
 from specrt.runtime.runtime import load
-from tests.runtime.bundles import (
+from tests.runtime.support.bundles import (
     CONTEXT,
     DRAFT_CONTEXT,
     PROMPT,

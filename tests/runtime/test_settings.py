@@ -10,7 +10,7 @@ import pytest
 from specrt.engines.errors import SpecrtError, UsageError
 from specrt.runtime.options import options_of
 from specrt.runtime.settings import Settings, settings_of
-from tests.runtime.bundles import VOCAB_SIZE, Backend, manifest_of
+from tests.runtime.support.bundles import VOCAB_SIZE, Backend, manifest_of
 
 DEFAULTS: dict[str, Any] = {"temperature": 0.6, "top_k": 20.0, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.05}
 

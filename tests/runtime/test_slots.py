@@ -17,9 +17,9 @@ from specrt.engines.fake import fake_spec
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotPool
-from tests.runtime.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
-from tests.runtime.fakes import POISON, Engine, cache_of, hashed, slot_of
-from tests.runtime.plain import decode
+from tests.runtime.support.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
+from tests.runtime.support.fakes import POISON, Engine, cache_of, hashed, slot_of
+from tests.runtime.support.plain import decode
 
 LONG = [(7 * i) % 60 for i in range(24)]
 each_way = pytest.mark.parametrize("way", WAYS, ids=range(len(WAYS)))

@@ -20,9 +20,9 @@ from specrt.engines.interface import CPU
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.settings import Settings
-from tests.runtime.bundles import PROMPT, VOCAB_SIZE, Backend, Open, num_slots, write_bundle
-from tests.runtime.fakes import hashed_logits, noisy
-from tests.runtime.plain import NearEdge, decode
+from tests.runtime.support.bundles import PROMPT, VOCAB_SIZE, Backend, Open, num_slots, write_bundle
+from tests.runtime.support.fakes import hashed_logits, noisy
+from tests.runtime.support.plain import NearEdge, decode
 
 K, EOS = 8, 63
 TABLE = hashed_logits(1, VOCAB_SIZE)

@@ -17,8 +17,8 @@ from specrt.runtime.sampling import samplers as slot_samplers
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
-from tests.runtime.fakes import PROMPT, hashed_logits, noisy, pair_of
-from tests.runtime.plain import decode
+from tests.runtime.support.fakes import PROMPT, hashed_logits, noisy, pair_of
+from tests.runtime.support.plain import decode
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specrt.engines.contract import ModelSpec
 from specrt.engines.fake import NextToken, fake_spec
 from specrt.runtime.drafting.drafters import ModelDrafter, NGramDrafter
-from tests.runtime.fakes import Draft, Engine, open_draft
+from tests.runtime.support.fakes import Draft, Engine, open_draft
 
 
 def look_up(committed: list[int], k: int, max_n: int = 4, min_n: int = 2) -> list[int]:

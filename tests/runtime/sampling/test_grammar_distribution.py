@@ -16,10 +16,10 @@ from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.grammar import Constraint
 from specrt.runtime.settings import Settings
 from specrt.runtime.target import Target
-from tests.runtime.fakes import Pair, hashed_logits, noisy, pair_of
-from tests.runtime.plain import distribution
 from tests.runtime.sampling.grammars import grammars_of, regex
 from tests.runtime.sampling.test_distribution import NORMAL_QUANTILE, Tokens, excess
+from tests.runtime.support.fakes import Pair, hashed_logits, noisy, pair_of
+from tests.runtime.support.plain import distribution
 
 TOKENS = [b"a", b"b", b"ab", b"<end>"]
 EOS, PROMPT, NUM_RUNS = 3, [1, 2], 2000

@@ -12,8 +12,8 @@ from specrt.engines.interface import Array
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.sampling.logprobs import TokenLogprobs
-from tests.runtime.bundles import PROMPT, VOCAB_SIZE, Backend, Open
-from tests.runtime.fakes import hashed_logits, noisy
+from tests.runtime.support.bundles import PROMPT, VOCAB_SIZE, Backend, Open
+from tests.runtime.support.fakes import hashed_logits, noisy
 
 K = 8
 TABLE = hashed_logits(1, VOCAB_SIZE)

@@ -20,9 +20,9 @@ from specrt.runtime.options import LogitsProcessor
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.sampling.penalties import Penalties
 from specrt.runtime.settings import Settings
-from tests.runtime.bundles import Backend, Open
-from tests.runtime.fakes import ALL_K, PROMPT, Script, engine_of, hashed_logits, noisy, pair_of, slot_of
-from tests.runtime.plain import decode, penalized
+from tests.runtime.support.bundles import Backend, Open
+from tests.runtime.support.fakes import ALL_K, PROMPT, Script, engine_of, hashed_logits, noisy, pair_of, slot_of
+from tests.runtime.support.plain import decode, penalized
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

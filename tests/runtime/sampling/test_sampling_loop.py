@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from specrt.engines.fake import fake_spec
 from specrt.runtime.settings import Settings
-from tests.runtime.fakes import (
+from tests.runtime.support.fakes import (
     ALL_K,
     POISON,
     PROMPT,
@@ -31,7 +31,7 @@ from tests.runtime.fakes import (
     noisy,
     pair_of,
 )
-from tests.runtime.plain import NearEdge, decode
+from tests.runtime.support.plain import NearEdge, decode
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

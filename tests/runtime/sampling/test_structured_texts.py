@@ -16,8 +16,8 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import grammar_of, json_rule
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
 from specrt.tools.serving.protocol.tool_parsers import FORMATS, tool_parser
-from tests.runtime.bundles import Open
 from tests.runtime.sampling.grammars import grammars_of
+from tests.runtime.support.bundles import Open
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
