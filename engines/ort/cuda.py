@@ -56,7 +56,7 @@ class OrtCudaEngine:
         check_provider()
         self.session, not_strict = self._open(graph, threads)
         if not_strict is not None:
-            line = f"{graph}: parts of it run on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
+            line = f"{graph}: some of it runs on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
             warnings.warn(line, stacklevel=2)
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()

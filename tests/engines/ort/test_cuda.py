@@ -136,7 +136,7 @@ def test_the_extra_installs_cuda_and_cudnn() -> None:
 
 def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:
     gpu.on_cpu = {"samplers"}
-    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="parts of it run on the CPU"):
+    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="some of it runs on the CPU"):
         found = generated(runtime, **WAYS["plain"])
     with specrt.load(half, threads=1) as runtime:
         assert generated(runtime, **WAYS["plain"]) == found
