@@ -52,6 +52,7 @@ ROWS = {
     "align": Row(["{bundle}", "--num-prompts", "1", *SHORT, "--json", "{out}/align.json"], is_long=True),
     "bench": Row(["{bundle}", "--json", "{out}/none/bench.json"], code=errors.UsageError.exit_code),
     "serve": Row(["{bundle}", "--api-key-file", "{out}/none"], code=errors.UsageError.exit_code),
+    "batch": Row(["{bundle}", "{out}/none.jsonl", "{out}/batch.jsonl"], code=errors.UsageError.exit_code),
     "compare": Row(["{bundle}", "--backend", "tensorrt"], code=errors.BackendError.exit_code),
     "gpu-check": Row(["--output", "{out}/none/gpu-check.json"], code=errors.UsageError.exit_code),
 }
