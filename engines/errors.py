@@ -75,3 +75,7 @@ class ResourceError(SpecrtError):
 
 class BackendError(SpecrtError):
     exit_code = 9
+
+
+class PlacementWarning(UserWarning):
+    """A part of a graph runs on the CPU although the graph was loaded for a GPU."""

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from specrt.runtime.completion import Completion
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Round
-from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.text.stops import StopWatch
 
 
 class Step(NamedTuple):
-    """The output of one round or of the prefill. ``text`` became final in it and may be empty.
-
-    The first ``num_accepted_tokens`` of ``token_ids`` were drafted, the rest are the target's own.
-    """
+    """One round, or a part of the prefill, and the ``text`` that became final in it, which may be empty."""
 
     text: str
-    token_ids: list[int]
-    logprobs: Sequence[TokenLogprobs]
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    round: Round
 
 
 class Stream:
@@ -63,7 +56,7 @@ class Stream:
                 self.stats.time_to_first_token_ms = (time.perf_counter() - started) * 1e3
             self.rounds.append(done)
             pieces.append(self._text.take())
-            yield Step(pieces[-1], done.emitted, done.logprobs, len(done.drafted), done.num_accepted)
+            yield Step(pieces[-1], done)
         self.stats.total_ms = (time.perf_counter() - started) * 1e3
         self._result = self._finished("".join(pieces))
 

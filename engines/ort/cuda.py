@@ -18,7 +18,7 @@ import numpy as np
 import onnxruntime as ort
 
 from specrt.engines.contract import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
-from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.errors import BackendError, BundleError, PlacementWarning
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import open_device
 from specrt.engines.interface import CUDA, Array, Engine
@@ -57,7 +57,7 @@ class OrtCudaEngine:
         self.session, not_strict = self._open(graph, threads)
         if not_strict is not None:
             line = f"{graph}: some of it runs on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
-            warnings.warn(line, stacklevel=2)
+            warnings.warn(line, PlacementWarning, stacklevel=2)
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")

@@ -273,13 +273,13 @@ def test_steps_are_the_rounds_of_the_stream(runtime: Runtime, draft: str) -> Non
     assert stream.elapsed_ms == 0
     steps = list(stream.steps)
     assert "".join(step.text for step in steps) == stream.result.text == expected.text
-    assert [token for step in steps for token in step.token_ids] == expected.token_ids
-    assert [entry for step in steps for entry in step.logprobs] == expected.logprobs
+    assert [token for step in steps for token in step.round.emitted] == expected.token_ids
+    assert [entry for step in steps for entry in step.round.logprobs] == expected.logprobs
     stats = stream.result.stats
-    assert (steps[0].num_draft_tokens, len(steps[0].token_ids)) == (0, 1)
-    assert sum(step.num_draft_tokens for step in steps) == stats.drafted
-    assert sum(step.num_accepted_tokens for step in steps) == stats.accepted
-    assert sum(len(step.token_ids) - step.num_accepted_tokens for step in steps) == stats.own + 1
+    assert (len(steps[0].round.drafted), len(steps[0].round.emitted)) == (0, 1)
+    assert sum(len(step.round.drafted) for step in steps) == stats.drafted
+    assert sum(step.round.num_accepted for step in steps) == stats.accepted
+    assert sum(len(step.round.emitted) - step.round.num_accepted for step in steps) == stats.own + 1
     assert stream.elapsed_ms == stats.total_ms > 0
 
 
@@ -292,7 +292,7 @@ def test_a_long_prompt_is_read_in_steps_that_emit_nothing(runtime: Runtime) -> N
     stream = runtime.stream(prompt, max_new_tokens=12, num_speculative_tokens=K)
     steps = list(stream.steps)
     assert stream.result.stats.reused_prompt_tokens == 10
-    assert [len(step.token_ids) for step in steps[:2]] == [0, 1]
+    assert [len(step.round.emitted) for step in steps[:2]] == [0, 1]
     assert stream.result.token_ids == plain(prompt, ending_ids=[EOS], max_new_tokens=12).token_ids
     assert stream.result.stats.rounds == len(steps) - 2
 

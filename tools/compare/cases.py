@@ -25,6 +25,7 @@ from specrt.engines.samplers import (
     LOGPROBS,
     MATCH,
     MATCH_SAMPLED,
+    MAX_TOP_LOGPROBS,
     MIN_P,
     NUCLEUS,
     NUCLEUS_IS_LARGER,
@@ -192,7 +193,7 @@ def _block(rng: np.random.Generator, rows: int, vocab: int) -> Case:
 
 def _logprobs(rng: np.random.Generator, rows: int, vocab: int) -> Case:
     logits, chosen = rng.normal(0, 2, (rows, vocab)).astype(np.float32), rng.integers(0, vocab, rows)
-    found = numpy_samplers.logprobs(logits, chosen, min(20, vocab))
+    found = numpy_samplers.logprobs(logits, chosen, min(MAX_TOP_LOGPROBS, vocab))
     return Case(
         {LOGITS: logits, CHOSEN_IDS: chosen}, dict(zip((TOKEN_LOGPROBS, TOP_LOGPROBS, TOP_IDS), found, strict=True))
     )

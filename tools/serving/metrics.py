@@ -69,12 +69,12 @@ class Metrics:
 
     def count_step(self, step: Step) -> None:
         """Count a round."""
-        self.count("generation_tokens", len(step.token_ids))
-        if step.num_draft_tokens:
+        self.count("generation_tokens", len(step.round.emitted))
+        if step.round.drafted:
             self.count("spec_decode_num_drafts")
-            self.count("spec_decode_num_draft_tokens", step.num_draft_tokens)
-            self.count("spec_decode_num_accepted_tokens", step.num_accepted_tokens)
-            for position in range(step.num_accepted_tokens):
+            self.count("spec_decode_num_draft_tokens", len(step.round.drafted))
+            self.count("spec_decode_num_accepted_tokens", step.round.num_accepted)
+            for position in range(step.round.num_accepted):
                 self._accepted.labels(self._model_name, str(position)).inc()
 
     def count_prefill(self, stats: Stats) -> None:

@@ -6,15 +6,18 @@ sequences, and among those to the first. Running sequences take turns of one rou
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from specrt.runtime.stream import Step, Stream
 
+_LOG = logging.getLogger(__name__)
 # (step) while it runs, (None) at its end, (exception) on failure; called in the engine's thread
 Outcome = Step | BaseException | None
 
@@ -31,6 +34,16 @@ class Generation:
     deadline: float = float("inf")
     started: float | None = None
     is_cancelled: bool = False
+
+    def send(self, outcome: Outcome) -> None:
+        """Report ``outcome``. If ``report`` raises, the generation ends with that exception, and no other does."""
+        try:
+            self.report(outcome)
+        except Exception as error:
+            _LOG.error("a generation's report failed", exc_info=error)
+            self.is_cancelled = True
+            with suppress(Exception):
+                self.report(error)
 
 
 @dataclass(eq=False)
@@ -96,6 +109,11 @@ class Scheduler:
         self._thread.start()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    @property
     def num_running(self) -> int:
         """Running generations."""
         return len(self._running)
@@ -134,19 +152,30 @@ class Scheduler:
 
     def close(self) -> None:
         """End all requests, which is reported as ``Draining``, and the thread."""
+        self._end_all(Draining())
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            while rows := self._next_rows():
+                for row, outcome in self._runner.run(rows):
+                    self._finish_round(row, outcome)
+        except Exception as error:  # else every request would wait for a thread that has ended
+            _LOG.critical("the engine's thread failed", exc_info=error)
+            self._end_all(error)
+            with self._changed:
+                self._end_rows()
+                self._changed.notify_all()
+
+    def _end_all(self, outcome: Outcome) -> None:
+        """Take no more requests, and report ``outcome`` to those there are."""
         with self._changed:
             self._is_draining = self._is_closed = True
             ended = [generation for _, rest in self._waiting for generation in rest]
             ended += [row.generation for row in self._running if not row.generation.is_cancelled]
             self.cancel(ended)
         for generation in ended:
-            generation.report(Draining())
-        self._thread.join()
-
-    def _serve(self) -> None:
-        while rows := self._next_rows():
-            for row, outcome in self._runner.run(rows):
-                self._finish_round(row, outcome)
+            generation.send(outcome)
 
     def _next_rows(self) -> list[Row]:
         """The rows of the next rounds. Waits until there are some; empty at the end."""
@@ -188,7 +217,7 @@ class Scheduler:
                 row.generation.stream.close()
                 late += [] if row.generation.is_cancelled else [row.generation]
         for generation in late:
-            generation.report(DeadlinePassed())
+            generation.send(DeadlinePassed())
 
     def _finish_round(self, row: Row, outcome: Outcome) -> None:
         with self._changed:
@@ -196,7 +225,7 @@ class Scheduler:
                 self._remove(row)
             if row.generation.is_cancelled:
                 return
-        row.generation.report(outcome)
+        row.generation.send(outcome)
 
     def _remove(self, row: Row) -> None:
         self._running.remove(row)

@@ -135,9 +135,11 @@ class Service:
         raise ApiError(404, f"The model `{name}` does not exist. Served: {self.model_name}", "model", "model_not_found")
 
     def check_ready(self) -> None:
-        """Raise ``ApiError`` while draining."""
+        """Raise ``ApiError`` while draining, and if the engine's thread has failed."""
         if self.is_draining:
             raise unavailable("draining")
+        if not self.scheduler.is_alive:
+            raise unavailable("stopped")
 
     def prepare(self, wanted: Wanted) -> tuple[list[Choice], int]:
         """(choices of a request, number of its prompt tokens). It encodes the prompts, which takes a while.
@@ -229,7 +231,7 @@ class Service:
         def counted(outcome: Outcome) -> None:
             nonlocal begun
             if isinstance(outcome, Step):
-                if math.isnan(begun) and outcome.token_ids:
+                if math.isnan(begun) and outcome.round.emitted:
                     begun = time.monotonic()
                     metrics.count_prefill(stream.stats)
                     metrics.observe("time_to_first_token_seconds", begun - job.arrived)

@@ -14,7 +14,7 @@ import onnxruntime as real_ort
 import pytest
 
 import specrt
-from specrt.engines.errors import BackendError, UsageError
+from specrt.engines.errors import BackendError, PlacementWarning, UsageError
 from specrt.engines.gpu import device
 from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
@@ -136,7 +136,10 @@ def test_the_extra_installs_cuda_and_cudnn() -> None:
 
 def test_nodes_on_the_cpu_are_announced(half: Path, gpu: SimulatedOrt) -> None:
     gpu.on_cpu = {"samplers"}
-    with specrt.load(half, device="cuda") as runtime, pytest.warns(UserWarning, match="some of it runs on the CPU"):
+    with (
+        specrt.load(half, device="cuda") as runtime,
+        pytest.warns(PlacementWarning, match="runs on the CPU"),
+    ):
         found = generated(runtime, **WAYS["plain"])
     with specrt.load(half, threads=1) as runtime:
         assert generated(runtime, **WAYS["plain"]) == found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step
-from specrt.tools.serving.scheduler import DeadlinePassed, Draining, Generation, Outcome, QueueFull, Scheduler
+from specrt.tools.serving.scheduler import DeadlinePassed, Draining, Generation, Outcome, QueueFull, Row, Scheduler
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import wait_until
 
@@ -92,7 +92,9 @@ def test_a_long_prompt_does_not_hold_up_what_runs(scheduler: Scheduler, log: Log
         scheduler.submit([log.generation("b", 300)])
     wait_until(lambda: len(log.ended) == 2)
     prefill = [
-        i for i, (name, step) in enumerate(log.entries) if name == "b" and isinstance(step, Step) and not step.token_ids
+        i
+        for i, (name, step) in enumerate(log.entries)
+        if name == "b" and isinstance(step, Step) and not step.round.emitted
     ]
     assert len(prefill) == 303 // 8
     during = [name for name, _ in log.entries[prefill[0] : prefill[-1]]]
@@ -147,7 +149,7 @@ def test_an_engine_that_fails_ends_one_text_and_no_other(scheduler: Scheduler, l
         def failing() -> Iterator[Step]:
             for step in steps:
                 yield step
-                if step.token_ids:
+                if step.round.emitted:
                     break
             steps.close()  # type: ignore[attr-defined]
             raise OSError("the engine is gone")
@@ -160,6 +162,47 @@ def test_an_engine_that_fails_ends_one_text_and_no_other(scheduler: Scheduler, l
     outcomes = [outcome for name, outcome in log.entries if name == "a"]
     assert isinstance(outcomes.pop(), OSError) and all(isinstance(outcome, Step) for outcome in outcomes)
     assert runtime.num_idle_slots == 2
+
+
+def test_a_report_that_fails_ends_one_text_and_no_other(scheduler: Scheduler, log: Log, runtime: Runtime) -> None:
+    """Else the engine's thread would end, and every request would wait forever."""
+    received: list[Outcome] = []
+
+    def report(outcome: Outcome) -> None:
+        received.append(outcome)
+        if isinstance(outcome, Step):
+            raise OSError("nobody listens")
+
+    with held():
+        bad = log.generation("a", 300)
+        bad.report = report
+        for generation in (bad, log.generation("b")):
+            scheduler.submit([generation])
+    wait_until(lambda: log.ended == "b")
+    assert log.texts["b"] == "b" * 6
+    assert [type(outcome) for outcome in received] == [Step, OSError]
+    wait_until(lambda: runtime.num_idle_slots == 2)
+    scheduler.submit([log.generation("c")])
+    wait_until(lambda: log.ended == "bc")
+
+
+def test_a_thread_that_fails_leaves_no_request_waiting(log: Log, runtime: Runtime) -> None:
+    class Broken:
+        max_rows = 1
+
+        def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
+            raise OSError("a bug")
+
+    scheduler = Scheduler(max_concurrency=1, queue_size=2, runner=Broken())
+    with scheduler._changed:  # both are there before the thread fails
+        for name in "ab":
+            scheduler.submit([log.generation(name)])
+    wait_until(lambda: not scheduler.is_alive)
+    assert [(name, type(outcome)) for name, outcome in sorted(log.entries)] == [("a", OSError), ("b", OSError)]
+    assert scheduler.num_running == scheduler.num_waiting == 0
+    with pytest.raises(Draining):
+        scheduler.submit([log.generation("c")])
+    scheduler.close()
 
 
 def test_draining_lets_what_there_is_end(scheduler: Scheduler, log: Log) -> None:

@@ -191,6 +191,18 @@ def test_draining_finishes_what_runs_and_takes_no_more(parrot_bundle: Path) -> N
     assert answers[0]["choices"][0]["message"]["content"] == "to the end"
 
 
+def test_health_reports_an_engine_that_has_stopped(parrot_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(rows: Any) -> Any:
+        raise OSError("a bug")
+
+    with serving(maker(parrot_bundle)) as served:
+        monkeypatch.setattr(served.service.scheduler._runner, "run", fails)
+        assert served.post("/v1/chat/completions", messages=user("x")).status_code == 500
+        wait_until(lambda: not served.service.scheduler.is_alive)
+        for response in (served.client.get("/health"), served.post("/v1/chat/completions", messages=user("x"))):
+            assert response.status_code == 503 and response.json()["error"]["code"] == "stopped"
+
+
 def test_a_slow_body_is_given_up(parrot_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
     with serving(maker(parrot_bundle)) as served:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.errors import SpecrtError
+from specrt.engines.errors import PlacementWarning, SpecrtError
 from specrt.engines.gpu import device as gpu
 from specrt.engines.interface import CUDA
 from specrt.tools.gpu_check.experiment import Failed, Notes, Skip
@@ -33,7 +33,7 @@ def check_onnxruntime(kit: Kit, notes: Notes) -> None:
         warnings.simplefilter("always")
         notes.add("ids", _ids_of(place))
         notes.add("waits a round", _waits_of(place))
-    if on_cpu := [str(line.message) for line in noted if "runs on the CPU" in str(line.message)]:
+    if on_cpu := [str(line.message) for line in noted if issubclass(line.category, PlacementWarning)]:
         notes.add("graphs with nodes on the CPU", on_cpu)
         raise Failed(f"{len(on_cpu)} graphs are not on the GPU as a whole: {on_cpu[0]}")
 

@@ -78,8 +78,8 @@ class Choice:
     def add(self, step: Step) -> Delta:
         """Add a round; return its delta."""
         delta = self._parsed(step.text)
-        delta.logprobs, delta.token_ids = list(step.logprobs), step.token_ids
-        if self._token_texts is not None and step.token_ids:
+        delta.logprobs, delta.token_ids = list(step.round.logprobs), step.round.emitted
+        if self._token_texts is not None and step.round.emitted:
             delta.rounds = [self._round(step, self._token_texts)]
         if self._num_calls and self._calling is not None and not self._calling.use.parallel:
             self.finish_reason = "tool_calls"
@@ -127,12 +127,12 @@ class Choice:
     def _round(self, step: Step, texts: TextStream) -> dict[str, Any]:
         """The round for ``return_rounds``. A part of a character is shown with the token that completes it."""
         tokens = [
-            {"id": token, "text": texts.push(token), "origin": "draft" if i < step.num_accepted_tokens else "target"}
-            for i, token in enumerate(step.token_ids)
+            {"id": token, "text": texts.push(token), "origin": "draft" if i < step.round.num_accepted else "target"}
+            for i, token in enumerate(step.round.emitted)
         ]
         return {
-            "num_draft_tokens": step.num_draft_tokens,
-            "num_accepted_tokens": step.num_accepted_tokens,
+            "num_draft_tokens": len(step.round.drafted),
+            "num_accepted_tokens": step.round.num_accepted,
             "tokens": tokens,
         }
 

@@ -42,7 +42,7 @@ def invalid(param: str | None, problem: str, code: str | None = None) -> ApiErro
 
 
 def unavailable(reason: str) -> ApiError:
-    """A 503, for a server that is loading or draining."""
+    """A 503, for a server that is loading, draining or stopped."""
     return ApiError(503, f"the server is {reason}; try again later", None, reason, SERVER_ERROR, retry_after=1)
 
 
