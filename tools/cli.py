@@ -5,21 +5,21 @@ from __future__ import annotations
 import click
 
 from specrt import __version__
-from specrt.tools.commands.align import align
-from specrt.tools.commands.batch import batch
-from specrt.tools.commands.bench import bench
-from specrt.tools.commands.build import build
-from specrt.tools.commands.chat import chat
-from specrt.tools.commands.compare import compare
-from specrt.tools.commands.doctor import doctor
-from specrt.tools.commands.export import export
-from specrt.tools.commands.generate import generate
-from specrt.tools.commands.gpu_check import gpu_check
-from specrt.tools.commands.inspect import inspect
-from specrt.tools.commands.plan import plan
-from specrt.tools.commands.serve import serve
-from specrt.tools.commands.tune import tune
-from specrt.tools.commands.verify import verify
+from specrt.tools.commands.bundles.build import build
+from specrt.tools.commands.bundles.export import export
+from specrt.tools.commands.bundles.inspect import inspect
+from specrt.tools.commands.bundles.plan import plan
+from specrt.tools.commands.checks.align import align
+from specrt.tools.commands.checks.bench import bench
+from specrt.tools.commands.checks.compare import compare
+from specrt.tools.commands.checks.doctor import doctor
+from specrt.tools.commands.checks.gpu_check import gpu_check
+from specrt.tools.commands.checks.tune import tune
+from specrt.tools.commands.checks.verify import verify
+from specrt.tools.commands.texts.batch import batch
+from specrt.tools.commands.texts.chat import chat
+from specrt.tools.commands.texts.generate import generate
+from specrt.tools.commands.texts.serve import serve
 from specrt.tools.terminal.failure import OneLine
 from specrt.tools.terminal.process import run_specrt
 

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from specrt.runtime.options import OPTIONS, Options, options_of
-from specrt.tools.commands.chat import chat
-from specrt.tools.commands.generate import generate
+from specrt.tools.commands.texts.chat import chat
+from specrt.tools.commands.texts.generate import generate
 from specrt.tools.prompting.options import generation_options, options_from_command
 
 # A command line has no word for them.

@@ -10,12 +10,9 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from specrt.runtime.runtime import Runtime, load
-from specrt.runtime.text.messages import ChatOptions
-from specrt.runtime.text.tool_calls import tool_call_grammar
 from specrt.tools.serving.service import Config, Limits, Service
 from tests.tools.serving.parrot import END
 from tests.tools.serving.serving import Served, events, serving, user
@@ -227,118 +224,3 @@ def test_a_text_that_no_token_continues_is_an_error_of_the_request(served: Serve
         error = events(response)[-1]["error"] if stream and response.status_code == 200 else response.json()["error"]
         assert error["param"] == f"{S}.grammar" and "no id is left" in error["message"]
     assert served.chat("fine")["choices"][0]["message"]["content"] == "fine"
-
-
-# --- tool calls -----------------------------------------------------------------------------------------------------
-
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}
-TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "parameters": WEATHER}} for name in ("get_weather", "get-time")
-]
-STRICT: list[dict[str, Any]] = [
-    {"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS
-]
-
-
-def check_arguments(arguments: str) -> None:
-    given = json.loads(arguments)
-    assert set(given) == {"city", "days"} and given["city"] in ("Rome", "Oslo") and given["days"] in range(1, 10)
-
-
-@pytest.mark.parametrize("name", [None, "get_weather", "get-time"])
-def test_a_forced_call_is_one_call_whatever_the_model_would_say(served: Served, name: str | None) -> None:
-    choice: Any = {"type": "function", "function": {"name": name}} if name else "required"
-    seen = set()
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-        for seed, draft in enumerate((*DRAFTS, *DRAFTS)):
-            options: dict[str, Any] = {"model": "parrot", "messages": user("No call!"), "seed": seed, "tools": TOOLS}
-            options |= {"tool_choice": choice, "extra_body": {**draft, "return_token_ids": True}}
-            answer = client.chat.completions.create(**options).choices[0]
-            (call,) = answer.message.tool_calls or []
-            assert call.type == "function" and call.id and name in (None, call.function.name)
-            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
-            check_arguments(call.function.arguments)
-            chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
-            (streamed,) = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            assert streamed.function is not None and streamed.id and chunks[-1].finish_reason == "tool_calls"
-            assert (streamed.function.name, streamed.function.arguments) == (
-                call.function.name,
-                call.function.arguments,
-            )
-            codec = served.service.runtime.codec
-            prompt = codec.encode(user("No call!"), ChatOptions(tools=TOOLS))
-            grammar = tool_call_grammar("hermes", TOOLS, codec.special_tokens, name)
-            expected = served.service.runtime.generate(prompt, grammar=grammar, temperature=1.0, seed=seed)
-            assert answer.model_extra is not None and answer.model_extra["token_ids"] == expected.token_ids
-            seen.add((call.function.name, call.function.arguments))
-    assert len(seen) > 1
-
-
-def test_a_forced_call_that_is_cut_says_so(served: Served) -> None:
-    choice = served.chat("x", tools=TOOLS, tool_choice="required", max_tokens=20)["choices"][0]
-    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
-
-
-def call_text(arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
-
-
-def test_arguments_of_strict_tools_follow_the_schema_and_other_text_is_free(served: Served) -> None:
-    right, wrong = '{"city":"Rome","days":3}', '{"city":"Ulm","days":30}'
-    for text in ("No call, but <tool_ and {} and é.", f"So: {call_text(right)}", call_text(right) * 2):
-        free = served.chat(text, tools=TOOLS, return_token_ids=True)["choices"][0]
-        strict = served.chat(text, tools=STRICT, return_token_ids=True)["choices"][0]
-        assert strict["token_ids"] == free["token_ids"] and strict["finish_reason"] == free["finish_reason"]
-    for tools in (TOOLS, STRICT):
-        for seed in range(3):
-            choice = served.chat(f"So: {call_text(wrong)}{call_text(wrong)}", tools=tools, seed=seed)["choices"][0]
-            assert choice["message"]["content"] == "So:"
-            arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
-            if tools is STRICT:
-                assert arguments
-                for text in arguments:
-                    check_arguments(text)
-            else:
-                assert json.loads(arguments[0]) == json.loads(wrong), "it is the schema that changes the call"
-
-
-def test_json_and_tools_are_one_or_the_other(served: Served) -> None:
-    right, whole = call_text('{"city":"Rome","days":3}'), '{"name":"pear","size":7,"colors":["red"]}'
-    called = served.chat(right, tools=TOOLS, **of_schema(SCHEMA))["choices"][0]
-    assert called["finish_reason"] == "tool_calls"
-    answered = served.chat(whole, tools=TOOLS, **of_schema(SCHEMA))["choices"][0]
-    assert (answered["message"]["content"], answered["finish_reason"]) == (whole, "stop")
-    for seed in range(3):
-        message = served.chat("neither", tools=TOOLS, seed=seed, **of_schema(SCHEMA))["choices"][0]["message"]
-        if message["content"] is None:
-            check_arguments(message["tool_calls"][0]["function"]["arguments"])
-        else:
-            Fruit.model_validate_json(message["content"])
-    any_object = served.chat('{"a": 1}', tools=TOOLS, response_format={"type": "json_object"})["choices"][0]
-    assert any_object["message"]["content"] == '{"a": 1}'
-
-
-def test_a_tool_that_may_not_be_called_leaves_the_structure(served: Served) -> None:
-    fields: dict[str, Any] = {"tools": STRICT, "tool_choice": "none", S: {"regex": "[xy]{4}"}}
-    choice = served.chat("xyxy", **fields)["choices"][0]
-    assert choice["message"]["content"] == "xyxy"
-
-
-def test_langchain_gets_objects_of_a_class(served: Served) -> None:
-    whole = '{"name":"pear","size":7,"colors":["red","green"]}'
-    chat = ChatOpenAI(model="parrot", base_url=f"{served.url}/v1", api_key=SecretStr("none"), max_retries=0)
-    fruit = Fruit(name="pear", size=7, colors=["red", "green"])
-    assert chat.with_structured_output(Fruit, method="json_schema").invoke(whole) == fruit
-    for strict in (None, True):
-        caller = chat.with_structured_output(Fruit, method="function_calling", strict=strict)
-        text = f'<tool_call>\n{{"name": "Fruit", "arguments": {whole}}}\n</tool_call>'
-        assert caller.invoke(text) == fruit
-        assert isinstance(caller.invoke("No call!"), Fruit)
-    as_json = chat.with_structured_output(method="json_mode")
-    assert as_json.invoke(whole) == json.loads(whole)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specrt.engines.errors import SpecrtError
-from specrt.tools.commands.serve import service_options
+from specrt.tools.commands.texts.serve import service_options
 from specrt.tools.prompting.options import place_of, place_options
 from specrt.tools.terminal.outputs import OutputFile
 

@@ -1,0 +1,1 @@
+"""Commands that check or measure a bundle or the machine."""
