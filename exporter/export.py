@@ -166,9 +166,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
             traced = optimize(_trace(model, plan), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared
         if plan.quantization != "none":
-            store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
-            store(graph, plan.quantization, plan.spec.vocab_size)
-            quantize_experts(graph, plan.quantization)
+            _quantize(graph, plan)
         weights_bytes = _write(graph, plan, folder / plan.graph, progress)
         read_bytes, experts = bytes_per_pass(graph), experts_of(graph)
         written.append(_Written(plan, ids, expected, fingerprint, weights_bytes, read_bytes, experts))
@@ -179,15 +177,22 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
     return written
 
 
+def _quantize(graph: ir.Model, plan: ModelPlan) -> None:
+    if plan.spec.dialect == STANDARD_DIALECT:
+        dequantize_weights(graph, plan.quantization, plan.spec.vocab_size)
+    else:
+        quantize_weights(graph, plan.quantization, plan.spec.vocab_size, plan.block_size)
+    quantize_experts(graph, plan.quantization)
+
+
 def _compare(written: _Written, folder: Path, samplers: dict[str, str], progress: Progress) -> ModelEntry:
     """Compare the written graph with the torch model's logits; record both in the bundle."""
     plan, source, spec = written.plan, written.plan.source, written.plan.spec
     role, graph = plan.role, folder / plan.graph
     progress.step(f"{role}: comparing with the torch model")
-    with runnable(graph, spec) as (checked, checked_spec):
-        parity = check_parity(
-            checked, checked_spec, written.ids, written.expected, available_cores(), plan.quantization != "none"
-        )
+    is_quantized = plan.quantization != "none"
+    with runnable(graph, spec, is_quantized) as (checked, checked_spec):
+        parity = check_parity(checked, checked_spec, written.ids, written.expected, available_cores(), is_quantized)
     save_reference(folder / role / "reference.npz", written.ids, written.expected)
     for name, content in source.licenses().items():
         (folder / role / name).write_bytes(content)

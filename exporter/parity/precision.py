@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.engines.interface import Array
 from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
@@ -79,9 +79,13 @@ def largest_activation(model: Any, ids: Array) -> float:
 
 
 @contextmanager
-def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
-    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its temporary fp32 copy."""
-    if spec.dtype != "bfloat16":
+def runnable(graph: Path, spec: ModelSpec, is_quantized: bool = False) -> Iterator[tuple[Path, ModelSpec]]:
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or its temporary fp32 copy.
+
+    bf16 needs the copy. Quantized fp16 is for CUDA, whose kernels add in other places than the CPU's do.
+    """
+    is_for_cuda = is_quantized and (spec.dialect, spec.dtype) == (ONNXRUNTIME_DIALECT, "float16")
+    if spec.dtype != "bfloat16" and not is_for_cuda:
         yield graph, spec
         return
     copy = graph.with_name("fp32.onnx")

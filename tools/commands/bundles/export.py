@@ -20,7 +20,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 )
 @click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
-@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
+@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; on a GPU fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
 @click.option(
     "--quantize",
@@ -32,6 +32,9 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
 )
 @click.option(
+    "--block-size", type=int, help="Weights of int8 and int4 that share a scale: 32, 64 or 128. [default: 32]"
+)
+@click.option(
     "--draft-vocab", type=int, metavar="N", help="Let the draft propose only the first N ids, with a smaller head."
 )
 @click.option(
@@ -40,6 +43,9 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     show_default=True,
     metavar="onnxruntime|tensorrt-rtx|tensorrt",
     help="The backend that will run the bundle.",
+)
+@click.option(
+    "--device", metavar="cpu|cuda", help="Where it will run; cuda needs fp16. [default: the backend's first device]"
 )
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
