@@ -22,7 +22,8 @@ from specrt.exporter.tracing.observe import Observation, observe
 class ModelPlan:
     """One model to export: its source, its role in the bundle and its derived spec.
 
-    ``block_size`` of quantized matmuls is None for the default. ``num_layers`` is set for a draft that is this number of the target's layers and uses their weights.
+    ``block_size`` of quantized matmuls is None for the default. ``num_layers`` is set for a draft that is this number
+    of the target's layers and uses their weights.
     """
 
     role: str
