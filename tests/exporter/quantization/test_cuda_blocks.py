@@ -89,7 +89,7 @@ def test_a_bundle_for_cuda_runs_on_the_cpu(bundle: Path) -> None:
 @pytest.mark.parametrize("size", BLOCK_SIZES)
 def test_the_size_of_blocks_is_chosen(size: int, traces: Traces) -> None:
     """Of matmuls; the head and the table keep 32."""
-    graph = quantize_weights(traces.optimized("llama", torch.float16), "int4", VOCAB_SIZE, size)
+    graph = quantize_weights(traces.optimized("llama", "float16"), "int4", VOCAB_SIZE, size)
     nodes = [{a.name: a.value for a in n.attributes.values()} for n in graph.graph if n.op_type == "MatMulNBits"]
     assert {(node["bits"], node["block_size"]) for node in nodes} == {(4, size), (8, 32)}
     assert {node["accuracy_level"] for node in nodes} == {0}, "CUDA rounds no activations"
