@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
-from specrt.engines.backends import open_backend
+from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
@@ -37,6 +38,7 @@ from specrt.runtime.stream import Stream
 from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
+from specrt.runtime.widths import require_equal_widths
 
 
 def load(
@@ -91,6 +93,9 @@ class Runtime:
         drafting = self._open_draft_backend(draft_backend, draft_device)
         self._shares_memory = drafting.device == self.device
         self._target = LoadedModel(self._target_backend, target)
+        if self.backend in RUNS_BUNDLES_OF:
+            with closing(self._target.open()) as model:
+                require_equal_widths(self.backend, model, target, bundle)
         self._target_samplers = sampler_engines(self._target_backend, target, target.spec.max_rows, self._vocab_size)
         entry = draft.model or target
         if draft.kind == "self" and drafting is self._target_backend:

@@ -104,6 +104,7 @@ def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ab
     for backend in LIBRARIES:
         yield _can_build(backend, gpus)
     yield _can_run_on_cuda(providers, gpus)
+    yield _can_run_on_rtx(providers, gpus)
     for backend in LIBRARIES:
         yield _can_run(backend, gpus)
 
@@ -135,6 +136,23 @@ def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Abili
     except BackendError as error:
         cause = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
         return Ability(name, False, cause, ORT_INSTALL)
+    return Ability(name, True, "", None)
+
+
+def _can_run_on_rtx(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
+    """The plugin provider is registered, and finds a GPU."""
+    name = "run with onnxruntime-rtx"
+    if (reason := _no_cuda(gpus)) is not None:
+        return Ability(name, False, *reason)
+    if not providers:
+        return Ability(name, False, "onnxruntime is not installed", "pip install 'specrt[onnxruntime-rtx]'")
+    from specrt.engines.ort.rtx import BACKEND, find_devices
+
+    try:
+        find_devices()
+    except BackendError as error:
+        said, _, fix = str(error).removeprefix(f"backend {BACKEND}: ").partition("; ")
+        return Ability(name, False, said, fix)
     return Ability(name, True, "", None)
 
 

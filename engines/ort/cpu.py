@@ -12,16 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
-from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.errors import BundleError
 from specrt.engines.interface import CPU, Array, Backend, Engine, HostBinding, allocate, check_shared
+from specrt.engines.ort.library import ort
 from specrt.engines.processor import available_cores
-
-try:
-    import onnxruntime as ort
-except ImportError as error:
-    raise BackendError(
-        "backend onnxruntime: the library onnxruntime is not installed; install it with 'pip install \"specrt[cpu]\"'"
-    ) from error
 
 _ORT_TYPES = {
     "tensor(float)": "float32",

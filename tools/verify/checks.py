@@ -11,13 +11,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from specrt.engines.contract import LOGITS, past_name
-from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
-from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotModel
+from specrt.runtime.widths import logits_of
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
 
@@ -73,17 +72,6 @@ def role_of(slot: Slot, role: str) -> SlotModel:
     model = slot.target if role == "target" else slot.draft
     assert model is not None
     return model
-
-
-def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
-    """Logits [N, V] f32 over ``ids`` in passes of ``width`` tokens on a growing cache, which is emptied first."""
-    model.rollback(0)
-    rows = []
-    for start in range(0, len(ids), width):
-        part = ids[start : start + width]
-        model.feed(part, len(part))
-        rows.append(model.read(LOGITS)[0][: len(part)].copy())
-    return np.concatenate(rows)
 
 
 def check_reference(subject: Subject) -> list[Check]:
