@@ -20,7 +20,7 @@ _DTYPES = {
     (STANDARD_DIALECT, CUDA): (("fp16", "bf16"), "its fused attention takes no fp32"),
 }
 # The quantizations of each dialect, and the dtypes of activations that they work with.
-_DIALECT_QUANTIZATIONS = {
+_DIALECT_QUANTIZATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     ONNXRUNTIME_DIALECT: {
         name: ("fp32", "fp16") if row.block_size else ("fp32",) for name, row in QUANTIZATIONS.items()
     },

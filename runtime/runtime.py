@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING
 
 from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
 from specrt.engines.errors import UsageError
@@ -39,6 +39,9 @@ from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
 from specrt.runtime.widths import require_equal_widths
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load(

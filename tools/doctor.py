@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,10 @@ def _providers() -> tuple[str, ...]:
 def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
     missing = [name for name in _EXPORT_MODULES if importlib.util.find_spec(name) is None]
     fix = None if not missing else "pip install 'specrt[export]'"
-    yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", fix)
+    if sys.version_info < (3, 11):
+        yield Ability("export", False, "it needs Python 3.11 or later", None)
+    else:
+        yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", fix)
     has_cpu = _CPU_PROVIDER in providers
     reason = "" if has_cpu else "onnxruntime is not installed"
     yield Ability("run with onnxruntime (CPU)", has_cpu, reason, None if has_cpu else "pip install 'specrt[cpu]'")

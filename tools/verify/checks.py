@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from specrt.runtime.slots import Slot, SlotModel
 from specrt.runtime.widths import logits_of
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 POISON = 1e4  # finite: masked values must not count, but 0 * NaN would spread
 TEMPERATURES = (0.7, 1.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from typing import Any
 
 import click
 
+from specrt.engines.errors import UsageError
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
@@ -62,6 +65,8 @@ def export(**options: Any) -> None:
     a second KV slot, '--draft self:int8' the target with its weights in 8 bits, '--draft skip:N' N of its layers with
     the same weights.
     """
+    if sys.version_info < (3, 11):
+        raise UsageError(f"export: got Python {platform.python_version()}, expected 3.11 or later; bundles run on both")
     from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 
     quiet_libraries()
