@@ -32,8 +32,8 @@ def bare_python(folder: Path) -> Path:
             for part in (place, *place.parent.glob(f"{name}.libs")):
                 (site / part.name).symlink_to(part)
     shutil.copytree(ROOT / "specrt", site / "specrt")
-    for part in ("engines", "runtime", "tools"):
-        shutil.copytree(ROOT / part, site / "specrt" / part, ignore=shutil.ignore_patterns("__pycache__", "lab"))
+    for package in ("engines", "runtime", "tools"):
+        shutil.copytree(ROOT / package, site / "specrt" / package, ignore=shutil.ignore_patterns("__pycache__", "lab"))
     return folder / "bin" / "python"
 
 
@@ -51,7 +51,7 @@ def test_a_kit_is_small_and_runs_outside_of_the_repository(tmp_path: Path) -> No
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = subprocess.run(
-        [python, "-m", "specrt.tools.gpu_check", kit, "-o", "figures.json"],
+        [str(python), "-m", "specrt.tools.gpu_check", str(kit), "-o", "figures.json"],
         capture_output=True,
         text=True,
         check=False,
@@ -73,6 +73,6 @@ def test_the_bare_interpreter_has_what_the_check_needs_and_no_more(tmp_path: Pat
     code = "import importlib.util as u; print([n for n in NAMES if u.find_spec(n)])"
     names = ["numpy", "cuda.bindings", "specrt.tools.gpu_check", "torch", "onnxruntime", "click", "specrt.exporter"]
     python = bare_python(tmp_path / "bare")
-    command = [python, "-c", code.replace("NAMES", repr(names))]
+    command = [str(python), "-c", code.replace("NAMES", repr(names))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env={"PATH": os.defpath})
     assert done.stdout.strip() == str(names[:3])
