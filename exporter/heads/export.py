@@ -1,4 +1,4 @@
-"""``specrt export --draft eagle3:HEAD``: from a head's files to a graph of the bundle that reads the target's features."""
+"""``specrt export --draft eagle3:HEAD``: the head as a graph of the bundle, which reads the target's features."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
     progress.step("draft: comparing with the torch head")
     is_quantized = plan.quantization != "none" or plan.target_quantization != "none"
     with runnable(folder / GRAPH, plan.spec) as (graph, spec):
-        parity = check_parity(
-            graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features
-        )
+        parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
     contract = model_contract(plan.spec)
