@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, UNDRAFTED
 from specrt.engines.interface import Array
 from specrt.runtime.drafting.drafters import NGramDrafter
 from specrt.runtime.model import KVCachedModel
@@ -126,7 +126,7 @@ def compare_rows(
     rows = zip(tokens[first:], rows_of(target, tokens, first), rows_of(draft, tokens, first), strict=True)
     for token, target_row, draft_row in rows:
         size = min(len(target_row), len(draft_row))
-        known = np.flatnonzero(draft_row[:size] > -np.inf)  # the ids that the draft can propose
+        known = np.flatnonzero(draft_row[:size] > UNDRAFTED)  # the ids that the draft can propose
         log_p, log_q = (log_softmax(row[known], temperature or 1.0) for row in (target_row, draft_row))
         p = np.exp(log_p)
         tv = float(np.maximum(p - np.exp(log_q), 0).sum())

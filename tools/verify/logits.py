@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, UNDRAFTED
 from specrt.engines.interface import Array
 from specrt.runtime.head import HeadModel
 from specrt.runtime.model import KVCachedModel
@@ -23,17 +23,9 @@ def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
     return np.concatenate(rows)
 
 
-def largest_difference(got: Array, expected: Array) -> float:
-    """Of logits of the same shape; infinite where one is finite and the other is not (an id that a head lacks)."""
-    known = np.isfinite(expected)
-    if not np.array_equal(np.isfinite(got), known):
-        return float("inf")
-    return float(np.abs(got[known] - expected[known]).max())
-
-
 def largest(logits: Array) -> float:
-    """The largest finite magnitude."""
-    return float(np.abs(logits[np.isfinite(logits)]).max())
+    """The largest magnitude, of ids that the model can choose."""
+    return float(np.abs(logits[logits > UNDRAFTED]).max())
 
 
 def read_features(model: KVCachedModel, stored: Mapping[str, Array]) -> None:
