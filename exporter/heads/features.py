@@ -26,12 +26,14 @@ from specrt.exporter.tracing.trace import torch_dtype
 class FittedHead:
     """A head as the variant that is exported, in the spec's dtype.
 
-    ``features`` [N, H] f32 are those of the torch target over the reference ids.
+    ``features`` [N, H] f32 are those of the torch target over the reference ids. ``has_target_table``: its embedding
+    is the target's.
     """
 
     plan: HeadPlan
     module: Head
     features: Array
+    has_target_table: bool
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,15 @@ def features_of(model: Any, plan: ModelPlan, ids: Array, head: HeadPlan | None, 
     if head is None:
         states = _states(model, plan, ids, plan.taps)
         return Features(plan.taps, states.shape[1], states.float().numpy())
-    variant = _variant(head, model, plan, progress)
-    module = build_head(
-        head.loaded.config.with_variant(variant), head.loaded.tensors, model.get_input_embeddings().weight
-    )
+    variant, embedding = _variant(head, model, plan, progress), model.get_input_embeddings().weight
+    module = build_head(head.loaded.config.with_variant(variant), head.loaded.tensors, embedding)
     dtype = torch_dtype(head.spec.dtype)
     cast_weights(module, dtype)
+    has_target_table = torch.equal(module.embed_tokens.weight, embedding)
     states = _states(model, plan, ids, variant.taps)
     with torch.no_grad():
         expected = module.fuse(states.to(dtype)).float().numpy()
-    return Features(variant.taps, states.shape[1], expected, FittedHead(head, module, expected))
+    return Features(variant.taps, states.shape[1], expected, FittedHead(head, module, expected, has_target_table))
 
 
 def _variant(head: HeadPlan, model: Any, plan: ModelPlan, progress: Progress) -> HeadVariant:

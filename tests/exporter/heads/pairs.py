@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from specrt.engines.progress import SILENT
 from tests.exports import Exports, digest, made_once
+from tests.progress import KeptProgress
 
 K = 4
 PROMPTS = ([5, 18, 31, 44, 57], [7, 200, 31, 18, 5, 18, 31, 300, 12, 44, 5, 18, 9, 10, 11, 12, 13, 14, 15, 16])
@@ -78,8 +79,16 @@ def head_bundle(exports: Exports, **options: Any) -> Path:
 
     pair = head_pair(exports)
     wanted = {"num_speculative_tokens": K, "max_seq_len": 256, "prefill_chunk": 16, **options}
+    place = pair.target.parent / f"bundle-{digest(wanted)}"
 
     def make(output: Path) -> None:
-        export(ExportOptions(str(pair.target), output, f"eagle3:{pair.head}", **wanted))
+        progress = KeptProgress()
+        export(ExportOptions(str(pair.target), output, f"eagle3:{pair.head}", **wanted), progress)
+        notes_of(place).write_text("\n".join(progress.notes))
 
-    return made_once(pair.target.parent / f"bundle-{digest(wanted)}", make)
+    return made_once(place, make)
+
+
+def notes_of(bundle: Path) -> Path:
+    """The file with the notes of the export of ``bundle``."""
+    return bundle.with_name(f"{bundle.name}.notes.txt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from transformers import AutoModelForCausalLM
 
 import specrt
 from specrt.engines.buffers import plan_slot
-from specrt.engines.contract import FEATURE_CACHE, FEATURES, UNDRAFTED
+from specrt.engines.contract import FEATURE_CACHE, FEATURES, LOGITS, UNDRAFTED
 from specrt.engines.errors import PairError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.resident import resident_memory
 from specrt.engines.storage.integrity import check_files
 from specrt.exporter.export import export
 from specrt.exporter.options import ExportOptions
-from specrt.exporter.parity.reference import feature_error, graph_outputs
 from specrt.exporter.sources.fingerprint import fingerprint_of
 from specrt.exporter.sources.source import find_checkpoint
+from specrt.runtime.completion import Completion
+from specrt.runtime.result import Stats
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import Settings
+from specrt.runtime.slots import Slot
 from tests.exporter.heads.oracle import Faults, Rounds, reference_rounds
-from tests.exporter.heads.pairs import PROMPTS, HeadPair, K, head_bundle, head_pair
+from tests.exporter.heads.pairs import PROMPTS, HeadPair, K, head_bundle, head_pair, notes_of
 from tests.exports import Exports
 from tests.progress import KeptProgress
 
@@ -47,24 +51,27 @@ def target(pair: HeadPair) -> Any:
     return AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32).eval()
 
 
-def rounds_of(runtime: Runtime, prompt: list[int], k: int, **options: Any) -> tuple[Rounds, list[int]]:
-    """((drafted ids, accepted) of each round, the text)."""
-    stream = runtime.stream(
-        prompt, max_new_tokens=NUM_TOKENS, draft="model", num_speculative_tokens=k, ignore_eos=True, **options
-    )
-    found: Rounds = []
-    rounds = stream._rounds
+def rounds_of(
+    runtime: Runtime, slot: Slot, prompt: Sequence[int], k: int, draft: str = "model"
+) -> tuple[Rounds, list[int]]:
+    """((drafted ids, accepted) of each round, the text) of a generation in ``slot``."""
+    settings = Settings(NUM_TOKENS, k, draft)
+    completion = Completion(prompt, settings, runtime.manifest.target.spec.max_seq_len)
+    rounds = [done for done in runtime.rounds(slot, completion, Stats()) if not done.is_prefill]
+    return [(list(done.drafted), done.num_accepted) for done in rounds], completion.new_tokens
 
-    def noted() -> Any:
-        for done in rounds:
-            if not done.is_prefill:
-                found.append((list(done.drafted), done.num_accepted))
-            yield done
 
-    stream._rounds = noted()
-    for _ in stream:
-        pass
-    return found, stream.result.token_ids
+@pytest.fixture(scope="module")
+def runtime(bundle: Path) -> Iterator[Runtime]:
+    with specrt.load(bundle, threads=1) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def slot(runtime: Runtime) -> Iterator[Slot]:
+    slot = runtime.open_slot("model")
+    yield slot
+    slot.close()
 
 
 def test_the_bundle_describes_the_head(bundle: Path, pair: HeadPair) -> None:
@@ -102,35 +109,32 @@ def test_the_embedding_of_the_target_is_stored_once(bundle: Path) -> None:
 @pytest.mark.parametrize("k", [1, 3, K])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=["short", "in two chunks"])
 def test_rounds_are_those_of_a_computation_without_caches(
-    bundle: Path, pair: HeadPair, target: Any, prompt: list[int], k: int
+    runtime: Runtime, slot: Slot, pair: HeadPair, target: Any, prompt: list[int], k: int
 ) -> None:
     expected = reference_rounds(target, pair.head, prompt, k, NUM_TOKENS)
     assert sum(accepted for _, accepted in expected) > 3, "the head is of use"
-    with specrt.load(bundle, threads=1) as runtime:
-        plain = runtime.generate(prompt, max_new_tokens=NUM_TOKENS, draft="none", ignore_eos=True).token_ids
-        for _ in range(2):  # the second time with the slot as the first one left it
-            found, ids = rounds_of(runtime, prompt, k)
-            assert found == expected
-            assert ids == plain
+    plain = runtime.generate(prompt, max_new_tokens=NUM_TOKENS, draft="none", ignore_eos=True).token_ids
+    for _ in range(2):  # the second time with the slot as the first one left it
+        assert rounds_of(runtime, slot, prompt, k) == (expected, plain)
 
 
 @pytest.mark.parametrize("fault", [Faults(tap_offset=-1), Faults(token_shift=0), Faults(keeps_own_rows=True)])
-def test_rounds_of_a_head_with_a_fault_are_others(bundle: Path, pair: HeadPair, target: Any, fault: Faults) -> None:
-    with specrt.load(bundle, threads=1) as runtime:
-        assert rounds_of(runtime, PROMPTS[0], 3)[0] != reference_rounds(
-            target, pair.head, PROMPTS[0], 3, NUM_TOKENS, fault
-        )
-
-
-def test_drafts_after_rounds_of_others_are_those_of_a_head_that_saw_all(
-    bundle: Path, pair: HeadPair, target: Any
+def test_rounds_of_a_head_with_a_fault_are_others(
+    runtime: Runtime, slot: Slot, pair: HeadPair, target: Any, fault: Faults
 ) -> None:
-    """Plain rounds and lookups keep the features up: the same drafts follow the same text."""
-    with specrt.load(bundle, threads=1) as runtime:
-        text = runtime.generate(PROMPTS[0], max_new_tokens=20, draft="ngram", ignore_eos=True).token_ids
-        longer = [*PROMPTS[0], *text]
-        found, _ = rounds_of(runtime, longer, 3)
-        assert found == reference_rounds(target, pair.head, longer, 3, NUM_TOKENS)
+    found, _ = rounds_of(runtime, slot, PROMPTS[0], 3)
+    assert found != reference_rounds(target, pair.head, PROMPTS[0], 3, NUM_TOKENS, fault)
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram"])
+def test_drafts_after_rounds_without_the_head_are_those_of_one_that_saw_all(
+    runtime: Runtime, slot: Slot, pair: HeadPair, target: Any, draft: str
+) -> None:
+    """Features are kept up in all rounds: the same drafts follow the same text."""
+    _, text = rounds_of(runtime, slot, PROMPTS[0], 3, draft)
+    longer = [*PROMPTS[0], *text]
+    found, _ = rounds_of(runtime, slot, longer, 3)
+    assert found == reference_rounds(target, pair.head, longer, 3, NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -158,36 +162,36 @@ def test_the_text_is_the_target_s_own(bundle: Path, options: dict[str, Any]) -> 
             )
 
 
-def test_block_accepts_and_is_the_same_for_a_seed(bundle: Path) -> None:
+def test_block_accepts_and_is_the_same_for_a_seed(runtime: Runtime) -> None:
     options: dict[str, Any] = {"temperature": 0.8, "seed": 5, "rule": "block", "draft": "model", "ignore_eos": True}
-    with specrt.load(bundle, threads=1) as runtime:
-        first, second = (
-            runtime.generate(PROMPTS[0], max_new_tokens=60, num_speculative_tokens=3, **options) for _ in range(2)
-        )
-        assert first.token_ids == second.token_ids and first.stats.accepted > 0
+    first, second = (
+        runtime.generate(PROMPTS[0], max_new_tokens=60, num_speculative_tokens=3, **options) for _ in range(2)
+    )
+    assert first.token_ids == second.token_ids and first.stats.accepted > 0
 
 
-def test_bans_of_every_drafted_id_leave_a_distribution(bundle: Path) -> None:
+def test_bans_of_every_drafted_id_leave_a_distribution(runtime: Runtime, slot: Slot) -> None:
     """The head's other ids are improbable, not impossible: if all ids were, there would be no probabilities."""
-    with specrt.load(bundle, threads=1) as runtime:
-        slot = runtime.open_slot("model")
-        assert slot.draft is not None
-        slot.target.model.feed(PROMPTS[0], 1)
-        slot.draft.model.feed(PROMPTS[0][1:], 1)
-        (logits,) = slot.draft.model.read("logits")
-        drafted = np.flatnonzero(logits[0] > UNDRAFTED)
-        slot.close()
-        assert len(drafted) == 150
-        result = runtime.generate(
-            PROMPTS[0], max_new_tokens=20, draft="model", temperature=1.0, seed=1, rule="block",
-            num_speculative_tokens=3, banned_token_ids=drafted.tolist(),
-        )  # fmt: skip
-        assert result.stats.drafted > 0 and not set(result.token_ids) & set(drafted.tolist())
+    assert slot.draft is not None
+    slot.target.model.feed(PROMPTS[0], 1)
+    slot.draft.model.feed(PROMPTS[0][1:], 1)
+    (logits,) = slot.draft.model.read(LOGITS)
+    drafted = np.flatnonzero(logits[0] > UNDRAFTED).tolist()
+    assert len(drafted) == 150
+    result = runtime.generate(
+        PROMPTS[0], max_new_tokens=20, draft="model", temperature=1.0, seed=1, rule="block", num_speculative_tokens=3,
+        banned_token_ids=drafted,
+    )  # fmt: skip
+    assert result.stats.drafted > 0 and not set(result.token_ids) & set(drafted)
 
 
 @pytest.mark.parametrize(
     ("quantize", "draft_quantize"),
-    [("int8", "none"), ("none", "int4"), pytest.param("int4", "int8", marks=pytest.mark.slow)],
+    [
+        pytest.param("int8", "none", marks=pytest.mark.slow),
+        pytest.param("none", "int4", marks=pytest.mark.slow),
+        pytest.param("int4", "int8", marks=pytest.mark.slow),
+    ],
 )
 def test_quantized_weights(exports: Exports, quantize: str, draft_quantize: str) -> None:
     """A table is stored as the target's, so that it is stored once; the fusing matmul stays as it is."""
@@ -206,55 +210,38 @@ def test_quantized_weights(exports: Exports, quantize: str, draft_quantize: str)
     assert fusing.op_type == "Gemm"
     with specrt.load(bundle, threads=1) as runtime:
         texts = [
-            runtime.generate(PROMPTS[0], max_new_tokens=40, draft=draft, reproducible=True, ignore_eos=True)
-            for draft in ("none", "model")
+            runtime.generate(
+                PROMPTS[0],
+                max_new_tokens=40,
+                draft=draft,
+                num_speculative_tokens=k,
+                reproducible=True,
+                ignore_eos=True,
+            )
+            for draft, k in (("none", 0), ("model", 3))
         ]
     assert texts[0].token_ids == texts[1].token_ids and texts[1].stats.accepted > 0
 
 
-def test_a_target_may_write_hidden_states_as_they_are(
-    exports: Exports, pair: HeadPair, target: Any, tmp_path: Path
-) -> None:
-    """The last one is not normalized, as transformers' is."""
-    taps = (0, 3, 8)
-    manifest = export(ExportOptions(str(pair.target), tmp_path / "b", feature_taps=taps, prefill_chunk=64))
-    spec = manifest.target.spec
-    assert spec.feature_size == 3 * 64 and manifest.draft.kind == "ngram"
-    ids = np.resize(np.array(PROMPTS[1], np.int64), 30)
-    found = graph_outputs(tmp_path / "b" / manifest.target.graph, spec, ids, threads=1)[FEATURES]
-    with torch.no_grad():
-        last: list[torch.Tensor] = []
-        hook = target.model.norm.register_forward_pre_hook(lambda module, inputs: last.append(inputs[0][0]))
-        states = target(torch.from_numpy(ids)[None], output_hidden_states=True).hidden_states
-        hook.remove()
-    expected = torch.cat([states[0][0], states[3][0], last[0]], dim=-1).numpy()
-    assert feature_error(found, expected) < 1e-5
-    with specrt.load(tmp_path / "b", threads=1) as runtime:
-        assert len(runtime.generate(PROMPTS[0], max_new_tokens=5, ignore_eos=True).token_ids) == 5
+def test_the_variants_are_scored_and_shown(bundle: Path) -> None:
+    lines = notes_of(bundle).read_text().splitlines()
+    assert any(line.startswith("taps 2 4 5") and line.endswith("(stated) (used)") for line in lines), lines
 
 
-def test_the_variants_are_scored_and_shown(exports: Exports, pair: HeadPair, tmp_path: Path) -> None:
-    progress = KeptProgress()
-    options = ExportOptions(
-        str(pair.target), tmp_path / "b", f"eagle3:{pair.head}", K, max_seq_len=64, prefill_chunk=16
-    )
-    export(options, progress)
-    assert any("(stated) (used)" in line for line in progress.notes), progress.notes
+def test_a_head_of_another_target_is_refused(exports: Exports, pair: HeadPair, tmp_path: Path) -> None:
+    other = exports.model(num_hidden_layers=8)
+    with pytest.raises(PairError, match="no better than chance"):
+        export(ExportOptions(str(other), tmp_path / "b", f"eagle3:{pair.head}", K, max_seq_len=64, prefill_chunk=16))
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_head_of_another_target_is_refused_unless_its_variant_is_named(
+@pytest.mark.slow
+def test_a_head_of_another_target_is_exported_where_its_variant_is_named(
     exports: Exports, pair: HeadPair, tmp_path: Path
 ) -> None:
-    other = exports.model(num_hidden_layers=8)
-    options: dict[str, Any] = {"max_seq_len": 64, "prefill_chunk": 16, "num_speculative_tokens": K}
-    with pytest.raises(PairError, match="no better than chance"):
-        export(ExportOptions(str(other), tmp_path / "b", f"eagle3:{pair.head}", **options))
-    assert not (tmp_path / "b").exists()
-    progress = KeptProgress()
-    named = ExportOptions(
-        str(other), tmp_path / "b", f"eagle3:{pair.head}", taps=(1, 2, 3), norm=("output",), **options
-    )
-    export(named, progress)
+    progress, draft = KeptProgress(), f"eagle3:{pair.head}"
+    options: dict[str, Any] = {"taps": (1, 2, 3), "norm": ("output",), "max_seq_len": 64, "prefill_chunk": 16}
+    export(ExportOptions(str(exports.model(num_hidden_layers=8)), tmp_path / "b", draft, K, **options), progress)
     assert any("chance" in line and "named" in line for line in progress.notes), progress.notes
 
 
