@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 from specrt.engines.buffers import allocated_bytes, plan_slot
 from specrt.engines.contract import FEATURE_CACHE, FEATURES, HIDDEN
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.trt.build import build
 from specrt.engines.trt.engine import TrtBinding
+from specrt.engines.trt.library import load_library
+from specrt.engines.trt.network import make_logger, parse
+from specrt.engines.trt.record import record_from_bundle
 from specrt.runtime.drafting.drafters import DeferredDrafter
 from specrt.runtime.settings import Settings
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
@@ -98,8 +103,6 @@ def test_a_slot_with_a_head_takes_what_is_planned(simulated: SimulatedGpu) -> No
 
 def test_the_head_is_an_engine_of_its_own(simulated: SimulatedGpu) -> None:
     """Built from its graph and the two files that hold its weights."""
-    from specrt.engines.trt.record import record_from_bundle
-
     record = record_from_bundle(simulated.bundle, "tensorrt-rtx")
     assert set(record.engines["draft"].sources) == {
         "target/head.onnx",
@@ -108,3 +111,19 @@ def test_the_head_is_an_engine_of_its_own(simulated: SimulatedGpu) -> None:
     }
     manifest = manifest_from_bundle(simulated.bundle)
     assert manifest.draft.model is not None and manifest.draft.model.parity.argmax_agreement > 0.95
+
+
+@pytest.mark.slow
+def test_tensorrt_builds_the_head(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TensorRT's own attention and cache updates."""
+    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
+    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    record = build(bundle, "tensorrt-rtx")
+    head = manifest_from_bundle(bundle).draft.model
+    assert head is not None and record.engines["draft"].num_bytes < record.engines["target"].num_bytes
+    trt = load_library("tensorrt-rtx")
+    logger = make_logger(trt)
+    network = parse(trt, trt.Builder(logger), logger, bundle / head.graph)
+    kinds = Counter(network.get_layer(index).type.name for index in range(network.num_layers))
+    print(dict(kinds))
+    assert kinds["ATTENTION_INPUT"] == 1 and kinds["KV_CACHE_UPDATE"] == 2
