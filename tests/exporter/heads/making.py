@@ -205,15 +205,14 @@ def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> floa
     head.embed_tokens.requires_grad_(False)
     draft_ids = torch.full((head.config.vocab_size,), -100)
     draft_ids[torch.arange(head.config.draft_vocab_size) + head.d2t] = torch.arange(head.config.draft_vocab_size)
-    ids, choices, states = texts(target, 640, 24, seed=1)
-    labels, taps = draft_ids[choices], torch.cat([states[tap] for tap in head.config.variant.taps], -1)
     optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=LR, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=num_steps, pct_start=0.1)
     for step in range(num_steps):
-        rows = torch.arange(step * batch_size, (step + 1) * batch_size) % len(ids)
+        ids, choices, states = texts(target, batch_size, 24, seed=step)
+        features = head.fuse(torch.cat([states[tap] for tap in head.config.variant.taps], -1))
         loss = torch.zeros(())
-        for depth, normalized in enumerate(unroll(head, ids[rows], head.fuse(taps[rows]), 3), 1):
-            logits, wanted = head.logits(normalized[:, :-depth]), labels[rows, depth:]
+        for depth, normalized in enumerate(unroll(head, ids, features, 3), 1):
+            logits, wanted = head.logits(normalized[:, :-depth]), draft_ids[choices[:, depth:]]
             loss = loss + functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
             first = (logits, wanted) if depth == 1 else first
         optimizer.zero_grad()
