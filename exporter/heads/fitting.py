@@ -91,7 +91,9 @@ def _warnings(used: Score, stated: Score, best: Score | None, chance: Chance) ->
     figures = f"{best.counts[0]} {of} at step 1, and {stated.counts[0]} as stated"
     changed = ", ".join(differences(best.variant, stated.variant))
     if used is best:
-        return [f"the head's config is not how it was trained: {changed} agrees with the target at {figures}; it is used"]
+        return [
+            f"the head's config is not how it was trained: {changed} agrees with the target at {figures}; it is used"
+        ]
     return [f"another variant than the named one agrees with the target more often: {changed} at {figures}"]
 
 

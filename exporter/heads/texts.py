@@ -42,10 +42,11 @@ def write_texts(
 
 def _sampled(model: Any, ids: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """[B, N + num_tokens]"""
-    fed, cache = ids, None
+    from transformers import DynamicCache
+
+    fed, cache = ids, DynamicCache(config=model.config)
     for _ in range(num_tokens):
-        out = model(fed, past_key_values=cache, use_cache=True)
-        cache, rows = out.past_key_values, out.logits[:, -1].float().softmax(-1)
-        fed = torch.multinomial(rows, 1)
+        rows = model(fed, cache=cache, use_cache=True).logits[:, -1]
+        fed = torch.multinomial(rows.float().softmax(-1), 1)
         ids = torch.cat((ids, fed), dim=1)
     return ids

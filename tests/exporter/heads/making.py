@@ -93,7 +93,7 @@ class Flags:
 
 
 def save_head(folder: Path, layout: str, head: Head, flags: Flags | None = None, **config: Any) -> Path:
-    """Write ``head`` as ``layout``'s trainer does, with ``flags`` (true ones by default) and further ``config`` keys."""
+    """Write ``head`` as ``layout``'s trainer does, with ``flags`` (default: the true ones) and more ``config`` keys."""
     folder.mkdir(parents=True)
     flags = flags or Flags.of(head.config.variant)
     settings = {"speculators": _speculators_config}.get(layout, _flat_config)(layout, head.config, flags)
@@ -196,11 +196,8 @@ def texts(target: Any, num_texts: int, length: int, seed: int) -> tuple[torch.Te
     return ids, out.logits.argmax(-1), list(out.hidden_states)
 
 
-def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> float:
-    """Train ``head`` in place on random texts by cross-entropy with the target's choices, three steps of a chain.
-
-    Returns its agreement with the target at the last training step, at step 1 of the chain, 0 to 1.
-    """
+def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> None:
+    """Train ``head`` in place on random texts by cross-entropy with the target's choices, three steps of a chain."""
     head.train().requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     draft_ids = torch.full((head.config.vocab_size,), -100)
@@ -214,11 +211,9 @@ def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> floa
         for depth, normalized in enumerate(unroll(head, ids, features, 3), 1):
             logits, wanted = head.logits(normalized[:, :-depth]), draft_ids[choices[:, depth:]]
             loss = loss + functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-            first = (logits, wanted) if depth == 1 else first
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     head.eval().requires_grad_(False)
-    return float((first[0].argmax(-1) == first[1]).float().mean())

@@ -48,7 +48,9 @@ class CachedHead:
 
 
 @torch.no_grad()
-def module_rounds(target: Any, head: Head, prompt: Sequence[int], k: int, num_tokens: int) -> list[tuple[list[int], int]]:
+def module_rounds(
+    target: Any, head: Head, prompt: Sequence[int], k: int, num_tokens: int
+) -> list[tuple[list[int], int]]:
     """As ``oracle.reference_rounds``."""
     drafter, taps = CachedHead(head), head.config.variant.taps
     tokens, end, rounds = list(prompt), len(prompt) + num_tokens, []

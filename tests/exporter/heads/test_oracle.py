@@ -84,9 +84,11 @@ def test_the_comparison_finds_a_planted_fault(fault: Faults, target: Any, tmp_pa
 def test_rounds_with_a_trained_head_are_the_references(target: Any, trained: Any, tmp_path: Path) -> None:
     """Also the negative control: own rows that are kept after a round change what is drafted."""
     folder = save_head(tmp_path / "head", "official", trained("plain", head_config(draft_vocab_size=60), 200))
-    prompt = texts(target, 1, 12, seed=3)[0][0].tolist()
-    rounds = reference_rounds(target, folder, prompt, K, 40)
-    assert module_rounds(target, load(folder, target), prompt, K, 40) == rounds
-    assert sum(accepted for _, accepted in rounds) >= 5
-    assert sum(accepted + 1 for _, accepted in rounds) == 39  # the prefill gives one
-    assert reference_rounds(target, folder, prompt, K, 40, Faults(keeps_own_rows=True)) != rounds
+    head, kept = load(folder, target), Faults(keeps_own_rows=True)
+    prompts = [texts(target, 1, 12, seed=seed)[0][0].tolist() for seed in (0, 2, 9)]
+    rounds = [reference_rounds(target, folder, prompt, K, 40) for prompt in prompts]
+    assert [module_rounds(target, head, prompt, K, 40) for prompt in prompts] == rounds
+    for of_prompt in rounds:
+        assert sum(accepted for _, accepted in of_prompt) >= 5
+        assert sum(accepted + 1 for _, accepted in of_prompt) == 39  # the prefill gives one
+    assert [reference_rounds(target, folder, prompt, K, 40, kept) for prompt in prompts] != rounds
