@@ -82,8 +82,9 @@ def test_a_head_in_half_precision_with_biases_is_built(target: Any, tmp_path: Pa
     loaded = load(tmp_path / "head")
     assert "embed_tokens.weight" in loaded.tensors and loaded.tensors["fc.weight"].dtype == torch.float16
     built = build_head(loaded.config, loaded.tensors, torch.zeros(0))
-    assert built.layer.self_attn.o_proj.bias is not None
-    assert torch.equal(built.layer.mlp.down_proj.bias, head.layer.mlp.down_proj.bias.float())
+    state = built.state_dict()
+    for name in ("layer.self_attn.o_proj.bias", "layer.mlp.down_proj.bias"):
+        assert torch.equal(state[name], head.state_dict()[name].float())
 
 
 def put(**keys: Any) -> Change:
@@ -181,13 +182,13 @@ def test_the_targets_embedding_must_fit(target: Any, tmp_path: Path) -> None:
 
 def test_keys_that_are_off_or_of_the_tokenizer_do_not_matter(target: Any, tmp_path: Path) -> None:
     head = random_head(head_config(), target)
-    keys = {"gated_residual": False, "im_end_id": 5, "rope_scaling": None, "target_model_type": "qwen3"}
+    keys: dict[str, Any] = {"gated_residual": False, "im_end_id": 5, "rope_scaling": None, "target_model_type": "qwen3"}
     assert load(save_head(tmp_path / "head", "AngelSlim", head, **keys)).stated == HeadVariant(TAPS)
 
 
 def test_mrope_is_the_default_rotation_for_text(target: Any, tmp_path: Path) -> None:
     head = random_head(head_config(), target)
-    keys = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    keys: dict[str, Any] = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     loaded = load(save_head(tmp_path / "head", "AngelSlim", head, **keys))
     assert loaded.config.layer.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
     assert "mrope" in loaded.notes[0]

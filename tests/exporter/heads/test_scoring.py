@@ -17,7 +17,7 @@ from specrt.exporter.heads.texts import write_texts
 from tests.exporter.heads.making import NUM_LAYERS, SIZE, TAPS, Flags, head_config, random_head, save_head, texts
 
 PLAIN = HeadVariant(TAPS)
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "official": {"norm_before_residual": True, "norm_output": True},
     "SpecForge": {"taps": (3, 5, 6), "norm_output": True},
     "AngelSlim": {"norm_before_residual": True},
