@@ -19,6 +19,9 @@ from specrt.engines.trt.network import make_logger, parse
 from specrt.engines.trt.record import record_from_bundle
 from specrt.runtime.drafting.drafters import DeferredDrafter
 from specrt.runtime.settings import Settings
+from specrt.tools.compare import compare as module
+from specrt.tools.compare import graphs
+from specrt.tools.compare.compare import compare
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
@@ -111,6 +114,13 @@ def test_the_head_is_an_engine_of_its_own(simulated: SimulatedGpu) -> None:
     }
     manifest = manifest_from_bundle(simulated.bundle)
     assert manifest.draft.model is not None and manifest.draft.model.parity.argmax_agreement > 0.95
+
+
+def test_compare_feeds_the_head_its_features(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "open_device", lambda: simulated.device)
+    monkeypatch.setattr(graphs, "SAMPLER_NAMES", ("match",))
+    found = compare(simulated.bundle, "tensorrt-rtx")
+    assert found.failed == [] and {"target/model.onnx", "target/head.onnx"} <= {row.graph for row in found.results}
 
 
 @pytest.mark.slow
