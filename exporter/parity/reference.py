@@ -26,6 +26,7 @@ from specrt.engines.ort.cpu import OrtEngine
 NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
+MAX_FEATURE_ERROR = 0.5  # of their norm, for quantized weights; those of another layer are further away
 WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # the dtype that overflows less
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (

@@ -20,7 +20,7 @@ from specrt.runtime.slots import Slot, SlotModel
 from specrt.runtime.widths import logits_of
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
-from specrt.tools.verify.logits import largest, logits_of, read_features
+from specrt.tools.verify.logits import largest, read_features
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
