@@ -63,7 +63,7 @@ class Store:
     """The conversations in ``folder``. Rows are appended by ``add``, and read through memory maps."""
 
     def __init__(self, folder: Path, hidden_size: int, num_taps: int = 3) -> None:
-        self.folder, self.hidden_size = folder, hidden_size
+        self.folder, self.hidden_size, self.num_taps = folder, hidden_size, num_taps
         self._columns: dict[str, tuple[str, int]] = {  # name: (dtype, columns)
             "ids": ("<i4", 1),
             "taps": ("<f2", num_taps * hidden_size),

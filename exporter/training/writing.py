@@ -141,7 +141,7 @@ class TextWriter:
             input_ids=torch.tensor([opening], device=device),
             position_ids=torch.arange(len(opening), device=device)[None],
             attention_mask=causal_mask(len(opening), device),
-            past_key_values=self._cache,
+            cache=self._cache,
             use_cache=True,
         ).logits[0]
         kv, self._cache.captured = self._cache.captured, None
@@ -157,7 +157,7 @@ class TextWriter:
             input_ids=torch.tensor([[lane.ids[-1]] for lane in working], device=device),
             position_ids=(lengths - 1)[:, None],
             attention_mask=mask_of_lengths(lengths, cache.column, self._window),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         ).logits[:, -1]
         cache.column = (cache.column + 1) % self._window
