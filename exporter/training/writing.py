@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,9 @@ from specrt.exporter.training.lanes import RingCache, causal_mask, mask_of_lengt
 from specrt.exporter.training.prompts import Outline, Outlines
 from specrt.exporter.training.recipe import TextRecipe
 from specrt.exporter.training.store import Rows, Store
-from specrt.exporter.training.target import TrainingTarget
+from specrt.exporter.training.target import TappedRows, TrainingTarget
+
+_MEASURED_PASSES = 5
 
 
 @dataclass
@@ -71,24 +74,41 @@ class TextWriter:
         self._normalizer, self._top = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
         self._prompt: tuple[tuple[int, ...], list[tuple[torch.Tensor, torch.Tensor]], tuple[Array, ...]] | None = None
 
+    def tokens_per_s(self) -> float:
+        """The speed of a few passes, all lanes together."""
+        with self._writing() as rows:
+            working = [self._begin(self._outlines(number), number, rows) for number in range(self._recipe.num_lanes)]
+            self._pass(working, rows)
+            began = time.monotonic()
+            for _ in range(_MEASURED_PASSES):
+                self._pass(working, rows)
+            return _MEASURED_PASSES * len(working) / (time.monotonic() - began)
+
+    @contextmanager
+    def _writing(self) -> Iterator[TappedRows]:
+        model = self._target.model
+        before = model.config._attn_implementation
+        model.set_attn_implementation(lanes.IMPLEMENTATION)
+        try:
+            with torch.no_grad(), self._target.tapped() as rows:
+                yield rows
+        finally:
+            model.set_attn_implementation(before)
+
     def write(self, store: Store, progress: Progress = SILENT) -> None:
         """Write until the recipe's end. What an earlier process wrote into ``store`` counts."""
-        recipe, target = self._recipe, self._target
-        before = target.model.config._attn_implementation
-        target.model.set_attn_implementation(lanes.IMPLEMENTATION)
+        recipe = self._recipe
         budget = recipe.num_tokens if recipe.num_tokens is not None else round((recipe.minutes or 0) * 60)
         progress.step("writing text", total=budget)
-        try:
-            with torch.no_grad(), target.tapped() as rows:
-                self._write(store, rows, budget, progress)
-        finally:
-            target.model.set_attn_implementation(before)
+        with self._writing() as rows:
+            self._write(store, rows, budget, progress)
 
-    def _write(self, store: Store, rows: lanes.Any, budget: int, progress: Progress) -> None:
+    def _write(self, store: Store, rows: TappedRows, budget: int, progress: Progress) -> None:
         done = {entry.number for entry in store.entries}
         started, shown, clipped, number = time.monotonic() - store.seconds, 0, 0, 0
         working: list[_Lane] = []
-        while True:
+        is_counted = self._recipe.num_tokens is not None
+        while (store.num_tokens if is_counted else store.seconds) < budget:
             while len(working) < self._recipe.num_lanes:
                 if number not in done:
                     working.append(self._begin(self._outlines(number), len(working), rows))
@@ -113,7 +133,7 @@ class TextWriter:
         if clipped:
             progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
 
-    def _begin(self, outline: Outline, index: int, rows: lanes.Any) -> _Lane:
+    def _begin(self, outline: Outline, index: int, rows: TappedRows) -> _Lane:
         """Feed the opening, and put it into lane ``index``."""
         draws = np.random.Generator(np.random.Philox(key=[self._recipe.seed, outline.number]))
         first = None if outline.closing else len(outline.opening)
@@ -133,7 +153,7 @@ class TextWriter:
         return self._taps, self._last, self._normalizer, self._top
 
     def _prefill(
-        self, opening: Sequence[int], rows: lanes.Any
+        self, opening: Sequence[int], rows: TappedRows
     ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], tuple[Array, ...]]:
         device = self._target.device
         self._cache.captured = []
@@ -149,7 +169,7 @@ class TextWriter:
         found = rows.taps[0], rows.last[0], logits.logsumexp(-1), logits.argmax(-1)
         return kv, tuple(values.cpu().numpy() for values in found)
 
-    def _pass(self, working: list[_Lane], rows: lanes.Any) -> None:
+    def _pass(self, working: list[_Lane], rows: TappedRows) -> None:
         """Feed the newest id of each lane, keep the rows, and append the next id."""
         device, cache = self._target.device, self._cache
         lengths = torch.tensor([len(lane.ids) for lane in working], device=device)
