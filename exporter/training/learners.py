@@ -93,9 +93,7 @@ class HeadLearner:
         weights = [self._decay**step for step in range(self.depth)]
         for step, rows, normalized in self._steps(batch):
             wanted = batch.wanted(rows + 1 + step, self._target_rows)
-            found = draft_loss(
-                normalized, self.head.lm_head.weight, wanted, objective, agreements[step], self._ids
-            )
+            found = draft_loss(normalized, self.head.lm_head.weight, wanted, objective, agreements[step], self._ids)
             losses.append(weights[step] * found)
         return torch.stack(losses).sum() / sum(weights) if losses else None
 

@@ -33,5 +33,7 @@ def load_target(
     model, fingerprint = load_adapted(source, torch.float32, progress)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device).requires_grad_(False)
-    ends = eos_ids(source.config, source.generation_config(), source.tokenizer, model.config.get_text_config().vocab_size)
+    ends = eos_ids(
+        source.config, source.generation_config(), source.tokenizer, model.config.get_text_config().vocab_size
+    )
     return TrainingTarget(name, model, source.tokenizer, chosen, ends), fingerprint

@@ -124,9 +124,7 @@ def draft_loss(
     return found
 
 
-def agree(
-    hidden: torch.Tensor, weight: torch.Tensor, wanted: Wanted, agreement: Agreement, ids: torch.Tensor
-) -> None:
+def agree(hidden: torch.Tensor, weight: torch.Tensor, wanted: Wanted, agreement: Agreement, ids: torch.Tensor) -> None:
     """Add acceptance and equal argmaxes to ``agreement``, without a loss."""
     for start in range(0, len(wanted), CHUNK):
         part = slice(start, start + CHUNK)

@@ -171,7 +171,9 @@ class Trainer:
         self._optimizer.load_state_dict(content["optimizer"])
         self._losses = list(content["losses"])
         state = content["state"]
-        history = [from_json(Point, {**p, "accepted": list(p["accepted"]), "same": list(p["same"])}) for p in state["history"]]
+        history = [
+            from_json(Point, {**p, "accepted": list(p["accepted"]), "same": list(p["same"])}) for p in state["history"]
+        ]
         self.state = State(state["step"], state["epoch"], state["index"], state["seconds"], history)
 
     def _restore_best(self) -> None:

@@ -194,7 +194,9 @@ class TextWriter:
         chosen = logits.argmax(-1)
         warm = temperatures > 0
         if bool(warm.any()):
-            uniforms = torch.tensor([lane.draws.random() for lane in working], dtype=torch.float64, device=logits.device)
+            uniforms = torch.tensor(
+                [lane.draws.random() for lane in working], dtype=torch.float64, device=logits.device
+            )
             sums = (logits[warm] / temperatures[warm, None]).softmax(-1).cumsum(-1, dtype=torch.float64)
             drawn = torch.searchsorted(sums, uniforms[warm, None] * sums[:, -1:], right=True)[:, 0]
             chosen[warm] = drawn.clamp(max=logits.shape[-1] - 1)

@@ -35,7 +35,9 @@ def write_record(folder: Path, trained: Trained, store: Store, options: DistillO
             "seconds": store.seconds,
             "num_bytes": store.num_bytes,
         },
-        "draft_vocab": None if vocabulary is None else {"num_ids": len(vocabulary.ids), "coverage": vocabulary.coverage},
+        "draft_vocab": None
+        if vocabulary is None
+        else {"num_ids": len(vocabulary.ids), "coverage": vocabulary.coverage},
         "best": None if best is None else asdict(best),
         "history": [asdict(point) for point in state.history],
     }
