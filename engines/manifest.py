@@ -78,9 +78,9 @@ class ModelEntry:
     experts: Experts | None = None
 
     @property
-    def weights(self) -> str:
-        """The file of its weights. A draft made of the target's layers reads the target's file."""
-        return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
+    def weights(self) -> tuple[str, ...]:
+        """The files that may hold its weights. A draft in the target's folder reads the target's file."""
+        return (f"{self.graph.rpartition('/')[0]}/model.onnx.data", f"{self.graph}.data")
 
     @property
     def further_reads(self) -> Callable[[int], float] | None:

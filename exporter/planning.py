@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -11,6 +12,7 @@ from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DI
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.bundle import check_disk
+from specrt.exporter.heads.taps import check_taps
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
 from specrt.exporter.quantization.blocks import QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
@@ -22,7 +24,8 @@ from specrt.exporter.tracing.observe import Observation, observe
 class ModelPlan:
     """One model to export: its source, its role in the bundle and its derived spec.
 
-    ``num_layers`` is set for a draft that is this number of the target's layers and uses their weights.
+    ``num_layers`` is set for a draft that is this number of the target's layers and uses their weights. ``taps`` are
+    the hidden states that a target writes as they are, without a head.
     """
 
     role: str
@@ -31,6 +34,7 @@ class ModelPlan:
     spec: ModelSpec
     quantization: str
     num_layers: int | None = None
+    taps: tuple[int, ...] = ()
 
     @property
     def graph(self) -> str:
@@ -84,7 +88,11 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
     quantize = options.quantize if has_target_weights else options.draft_quantize
     check_experts(source.name, observation, spec.dialect, quantize)
     if role == "target":
-        return ModelPlan(role, source, observation, spec, options.quantize)
+        if options.feature_taps:
+            check_taps("feature_taps", options.feature_taps, len(observation.kv_layers))
+            size = len(options.feature_taps) * source.config.get_text_config().hidden_size
+            spec = replace(spec, feature_size=size)
+        return ModelPlan(role, source, observation, spec, options.quantize, taps=options.feature_taps)
     spec = _with_head_of(spec, options.draft_vocab)
     num_layers = options.num_draft_layers
     if num_layers is None:
@@ -120,12 +128,26 @@ def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
     return replace(spec, vocab_size=num_ids, num_input_ids=spec.vocab_size)
 
 
-def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) -> None:
+class Further(Protocol):
+    """What an export writes in addition to models: a head."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+
+def check_resources(plans: list[ModelPlan], output: Path, progress: Progress, head: Further | None = None) -> None:
     """Report the disk and memory that the export needs. Raises ``ResourceError`` when the disk is too full."""
-    weights = sum(plan.written_bytes for plan in plans)
-    kv = sum(plan.spec.kv_bytes for plan in plans)
+    weights = sum(plan.written_bytes for plan in plans) + (head.written_bytes if head else 0)
+    kv = sum(plan.spec.kv_bytes for plan in plans) + (head.slot_bytes if head else 0)
     disk = int(weights * 1.05) + (64 << 20)
-    memory = int(max(plan.weights_bytes for plan in plans) * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
+    loaded = max(plan.weights_bytes for plan in plans) + (2 * head.weights_bytes if head else 0)
+    memory = int(loaded * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
     progress.note(
         f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
         f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"

@@ -144,8 +144,8 @@ class Runtime:
         """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
         slots = [self._new_slot() for _ in range(num_sequences)]
         for slot in slots:
-            if self._draft is not None:
-                slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
+            if self._draft is not None and slot.draft is None:
+                slot.draft = self._new_draft(slot, self._shares_kv)
             self._pool.give_back(slot)
 
     @property
@@ -160,13 +160,13 @@ class Runtime:
         passes have two rows or more, so its logits are bit-identical to a reproducible target's. The draft has its own
         cache, also in bundles where drafts of a generation read the target's.
         """
-        slot = self._new_slot()
+        slot = Slot(SlotModel(self._target.open(), self._target_samplers))
         if draft == "self":
             target = self._target.entry
             samplers = sampler_engines(self._target_backend, target, 1, self._vocab_size)
             slot.draft = SlotModel(self._target.open(), samplers, min_width=2)
         elif draft == "model":
-            slot.draft = self._new_draft()
+            slot.draft = self._new_draft(slot, shares_kv=False)
         return slot
 
     def begin(
@@ -190,7 +190,7 @@ class Runtime:
         self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target, constraint: Constraint | None
     ) -> ModelDrafter:
         if slot.draft is None:
-            slot.draft = self._new_draft(slot.target.model if self._shares_kv else None)
+            slot.draft = self._new_draft(slot, self._shares_kv)
         slot.draft.begin(prompt, min_width=1)
         sampler = DraftSampler(slot.draft, slot.target, settings, len(prompt), constraint)
         model = slot.draft.model
@@ -239,14 +239,31 @@ class Runtime:
             backend, device = self.backend, device or self.device
         if (backend, device) == (self.backend, self.device):
             return self._target_backend
+        if self._has_head:
+            raise UsageError(
+                f"draft device: the draft is a head, which runs where its target does ({self.backend} on {self.device})"
+                f", got {backend} on {device or 'its own'}; leave it out"
+            )
         return open_backend(self._bundle, self.manifest, backend, device, self._threads)
 
     def _new_slot(self) -> Slot:
-        return Slot(SlotModel(self._target.open(), self._target_samplers))
+        slot = Slot(SlotModel(self._target.open(), self._target_samplers))
+        if self._has_head:
+            slot.draft = self._new_draft(slot, shares_kv=False)
+        return slot
 
-    def _new_draft(self, kv_owner: KVCachedModel | None = None) -> SlotModel:
+    def _new_draft(self, slot: Slot, shares_kv: bool) -> SlotModel:
         assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
-        return SlotModel(self._draft.open(kv_owner), self._draft_samplers)
+        target = slot.target.model
+        if self._has_head:
+            target.rollback(0)  # the features of what it holds were not kept
+            return SlotModel(self._draft.open_head(target), self._draft_samplers)
+        return SlotModel(self._draft.open(target if shares_kv else None), self._draft_samplers)
+
+    @property
+    def _has_head(self) -> bool:
+        entry = self.manifest.draft.model
+        return entry is not None and entry.spec.reads_features
 
     @property
     def _shares_kv(self) -> bool:

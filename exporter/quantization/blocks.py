@@ -13,7 +13,7 @@ Blocks are quantized one weight at a time while the graph is written: 8 bits by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,11 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
     The head and the embedding table, which have a row for each of ``vocab_size`` ids, keep 8 bits, since they affect
     every token. For the same reason routers stay in fp32. For experts see ``specrt.exporter.quantization.experts``.
     """
+    return quantize_tables(model, quantize_matmuls(model, name, vocab_size))
+
+
+def quantize_matmuls(model: ir.Model, name: str, vocab_size: int) -> dict[str, _Blocks]:
+    """The matmuls of ``quantize_weights``; returns the blocks of tied tables."""
     tables: dict[str, _Blocks] = {}
     scoring = routers(model)
     for node in list(model.graph):
@@ -95,6 +100,13 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
         if is_table:
             tables[weight.name or ""] = blocks
         replace_node(model, node, _matmul(model, node.inputs[0], blocks, quantization))
+    remove_unused(model)
+    return tables
+
+
+def quantize_tables(model: ir.Model, tied: Mapping[str, _Blocks] | None = None) -> ir.Model:
+    """The tables of ``quantize_weights``; those in ``tied`` are blocks already."""
+    tables = tied or {}
     for node in list(model.graph):
         table = node.inputs[0] if node.op_type == "Gather" else None
         if table is None or table.const_value is None or table.shape is None or len(table.shape) != 2:
