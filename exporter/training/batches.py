@@ -89,7 +89,7 @@ class Batches:
         return len(self._of_epoch(0))
 
     def batch(self, epoch: int, index: int) -> Batch | None:
-        """Batch ``index`` of an epoch, or None after its last one. The order depends on the seed and the epoch alone."""
+        """Batch ``index`` of an epoch, or None after its last. The order depends on the seed and the epoch alone."""
         groups = self._of_epoch(epoch)
         return self._load(groups[index]) if index < len(groups) else None
 

@@ -92,7 +92,7 @@ def _attention(
 
 
 def mask_of_lengths(lengths: torch.Tensor, column: int, window: int) -> torch.Tensor:
-    """Additive mask [B, 1, 1, W] f32 in which each lane sees its ``lengths`` [B] newest columns, ``column`` included."""
+    """Additive mask [B, 1, 1, W] f32: each lane sees its ``lengths`` [B] newest columns, ``column`` included."""
     age = (column - torch.arange(window, device=lengths.device)) % window
     hidden = age[None, :] >= lengths[:, None]
     return torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, float("-inf"))[:, None, None]

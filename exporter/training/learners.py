@@ -41,8 +41,8 @@ class Learner(Protocol):
 def new_head(target: TrainingTarget, vocabulary: DraftVocabulary, variant: HeadVariant, seed: int) -> Head:
     """An untrained head of one llama layer of the target's sizes. Its embedding is the target's own tensor, frozen.
 
-    lm_head and norm begin as the target's. The fusing matmul begins as the identity of the last tap, which is closest to
-    what lm_head reads.
+    lm_head begins as the target's. The fusing matmul begins as the identity of the last tap, which is closest to what
+    lm_head reads.
     """
     text = target.model.config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -116,7 +116,7 @@ class HeadLearner:
 
 
 class LayersLearner:
-    """A copy of the target with few of its layers, which reads tokens alone. lm_head and embedding stay the target's."""
+    """A copy of the target with few of its layers. It reads tokens alone; lm_head and embedding stay the target's."""
 
     depth = 1
 

@@ -116,7 +116,7 @@ def draft_loss(
     agreement: Agreement,
     ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Mean loss of N rows: ``hidden`` [N, H] times ``weight`` [D, H] are the draft's logits, of the target's ``ids`` [D].
+    """Mean loss of N rows: ``hidden`` [N, H] times ``weight`` [D, H] are the draft's logits of the ids ``ids`` [D].
 
     Adds the acceptance and the equal argmaxes of the rows to ``agreement``.
     """

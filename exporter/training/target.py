@@ -17,7 +17,7 @@ _TOLERANCE = 1e-3  # of the largest logit
 
 @dataclass(frozen=True)
 class TrainingTarget:
-    """A model in evaluation mode. ``taps`` are indices into its hidden states (0: embeddings, i: output of layer i - 1).
+    """A model in evaluation mode. ``taps`` number its hidden states (0: embeddings, i: output of layer i - 1).
 
     Raises ``UnsupportedModelError`` if its logits are not lm_head times a hidden state (a bias, a cap, a scale).
     """
@@ -35,8 +35,8 @@ class TrainingTarget:
             expected = rows.last @ self.lm_head.T
         if not (logits - expected).abs().max() <= _TOLERANCE * logits.abs().max():
             raise UnsupportedModelError(
-                f"{self.name}: its logits are not the product of lm_head and a hidden state (a bias, a scale or a cap); "
-                "no draft can be trained for it"
+                f"{self.name}: its logits are not lm_head times a hidden state (a bias, a scale or a cap), "
+                "so no draft can be trained for it"
             )
 
     @property

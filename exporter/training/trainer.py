@@ -69,7 +69,7 @@ def rate_at(fraction: float, recipe: TrainRecipe) -> float:
 
 
 class Trainer:
-    """Trains ``learner`` and keeps its best parameters. ``folder`` holds checkpoints; one that is there is continued."""
+    """Trains ``learner`` and keeps its best parameters. A checkpoint in ``folder`` is continued."""
 
     def __init__(self, learner: Learner, batches: Batches, recipe: TrainRecipe, folder: Path) -> None:
         self._learner, self._batches, self._recipe, self._folder = learner, batches, recipe, folder
@@ -126,7 +126,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.clip)
         self._optimizer.step()
-        self._losses.append(float(loss))
+        self._losses.append(float(loss.detach()))
 
     def _next(self) -> Batch:
         state = self.state

@@ -40,7 +40,9 @@ class Source:
 
 
 def distill(options: DistillOptions, progress: Progress = SILENT) -> Trained:
-    """Train a draft and write it to ``options.output``. Raises ``SpecrtError``; the same call continues a stopped one."""
+    """Train a draft and write it to ``options.output``. The same call continues a stopped run. Raises ``SpecrtError``
+    where it cannot.
+    """
     import torch
 
     from specrt.exporter.training.loading import load_target
