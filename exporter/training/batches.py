@@ -12,6 +12,7 @@ from specrt.exporter.training.loss import Wanted
 from specrt.exporter.training.store import Entry, Store
 
 _ALIGNMENT = 32
+_LENGTH = 512  # of rows, where no conversation is longer: attention costs its square
 _MAX_OPEN = 16  # rows that are filled at the same time
 
 
@@ -54,7 +55,7 @@ class Packing:
     @classmethod
     def of(cls, store: Store, tokens: int) -> Packing:
         longest = max(entry.num_tokens for entry in store.entries)
-        length = -(-longest // _ALIGNMENT) * _ALIGNMENT
+        length = -(-max(longest, min(_LENGTH, tokens)) // _ALIGNMENT) * _ALIGNMENT
         return cls(max(1, round(tokens / length)), length)
 
     def rows(self, entries: Sequence[Entry]) -> list[list[Entry]]:

@@ -124,6 +124,7 @@ class LayersLearner:
         self.model = model
         self._ids = torch.arange(target.vocab_size, device=target.device)
         self._target_rows = target.lm_head
+        model.requires_grad_(True)
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             for weight in module.parameters():
                 weight.requires_grad_(False)
