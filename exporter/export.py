@@ -6,7 +6,6 @@ import datetime
 import gc
 import importlib.metadata
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,13 @@ from specrt.exporter.quantization.blocks import quantize_weights
 from specrt.exporter.quantization.experts import quantize_experts
 from specrt.exporter.quantization.qdq import dequantize_weights
 from specrt.exporter.samplers import write_samplers
-from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids, generation_defaults
 from specrt.exporter.sources.merging import load_adapted
 from specrt.exporter.sources.source import Source
 from specrt.exporter.tokenizer import write_tokenizer
 from specrt.exporter.tracing.trace import torch_dtype, trace
+from specrt.exporter.writing import release_weights, write_model
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
@@ -190,7 +189,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
             quantize_experts(graph, plan.quantization)
         if features.head is not None:
             append_fusing(graph, features.head.module)
-        weights_bytes = _write(graph, plan, folder / plan.graph, progress)
+        weights_bytes = write_model(graph, plan, folder / plan.graph, progress)
         read_bytes, experts = bytes_per_pass(graph), experts_of(graph)
         done = _Written(plan, ids, expected, fingerprint, weights_bytes, read_bytes, experts, features.expected)
         if features.head is not None:
@@ -260,18 +259,6 @@ def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPl
     return plan
 
 
-def _write(model: ir.Model, plan: ModelPlan, graph: Path, progress: Progress) -> int:
-    """Write the graph and its weights; return the bytes of the weights, including those in another graph's file."""
-    step = f"{plan.role}: writing"
-    if plan.num_layers is None:
-        _save(model, graph, step, progress)
-        return graph.with_name(f"{graph.name}.data").stat().st_size
-    progress.step(step)
-    shared_bytes = share_weights(model, graph.with_name("model.onnx"))
-    ir.save(model, graph)
-    return shared_bytes
-
-
 def _trace(model: Any, plan: ModelPlan, features: Features) -> ir.Model:
     try:
         return trace(model, replace(plan.spec, feature_size=features.num_columns), features.taps)
@@ -280,24 +267,3 @@ def _trace(model: Any, plan: ModelPlan, features: Features) -> ir.Model:
         raise UnsupportedModelError(
             f"{plan.source.name}: torch.onnx.export cannot trace {plan.source.architecture} ({line})"
         ) from error
-
-
-def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
-    """Write the graph, and its weights to one file next to it. Tensors are made contiguous one at a time."""
-    tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
-    progress.step(step, total=sum(tensor.nbytes for tensor in tensors))
-    ir.save(
-        model,
-        graph,
-        external_data=graph.name + ".data",
-        callback=lambda tensor, _: progress.advance(tensor.nbytes),
-    )
-
-
-def release_weights(model: Any, graphs: Iterable[ir.Model]) -> None:
-    """Free the memory of all weights now. onnxscript's rules keep a reference to the last graph that they matched."""
-    for parameter in model.parameters():
-        parameter.data = parameter.new_empty(0)
-    for graph in graphs:
-        for value in graph.graph.initializers.values():
-            value.const_value = None

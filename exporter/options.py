@@ -137,7 +137,9 @@ class ExportOptions:
         if self.head is None:
             for option, given in (("--taps", self.taps), ("--norm", self.norm)):
                 if given:
-                    raise UsageError(f"{option} {','.join(map(str, given))}: only for --draft {HEAD}:HEAD; leave it out")
+                    raise UsageError(
+                        f"{option} {','.join(map(str, given))}: only for --draft {HEAD}:HEAD; leave it out"
+                    )
             if self.feature_taps and self.draft != "ngram":
                 raise UsageError(f"feature_taps {self.feature_taps}: got draft {self.draft}, expected ngram")
             return
@@ -155,7 +157,9 @@ class ExportOptions:
         if len(set(self.norm) & {"none", "fc", "fc-each"}) > 1:
             raise UsageError(f"--norm {' --norm '.join(self.norm)}: none, fc and fc-each exclude each other")
         if self.taps and len(self.taps) != NUM_TAPS:
-            raise UsageError(f"--taps {','.join(map(str, self.taps))}: expected {NUM_TAPS} hidden states, as in 2,15,27")
+            raise UsageError(
+                f"--taps {','.join(map(str, self.taps))}: expected {NUM_TAPS} hidden states, as in 2,15,27"
+            )
 
     def _check_dtypes(self) -> None:
         dtypes, reason = _DIALECT_DTYPES[self.dialect]

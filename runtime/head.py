@@ -16,8 +16,8 @@ from specrt.runtime.model import KVCachedModel
 class HeadModel(KVCachedModel):
     """A head that is fed the tokens of the text from the second on, ``kv_len`` pairs so far.
 
-    The features of every pass of ``target`` are copied to its feature cache, in all rounds. A pair beyond them reads the
-    head's own hidden state of the pair before it. Only pairs of the target's features are kept in a rollback.
+    The features of every pass of ``target`` are copied to its feature cache, in all rounds. A pair beyond them reads
+    the head's own hidden state of the pair before it. Only pairs of the target's features are kept in a rollback.
     """
 
     offset = 1
@@ -28,7 +28,7 @@ class HeadModel(KVCachedModel):
         self._feature_size = spec.feature_size
         self._num_features = 0  # rows of the feature cache that are the target's
         self._num_kept = 0  # fed pairs whose feature is the target's
-        self._last_row, self._last_pair = 0, -1  # whose hidden state the last pass left, and in which row
+        self._last_row, self._last_pair = 0, -2  # the row of the hidden states that is the last pair's, and that pair
         if target is not None:
             target.feature_reader = self
 

@@ -45,8 +45,8 @@ class KVCachedModel:
     holds need not be fed again. Call ``missing`` before each draft. Entries written beyond the kv_owner's ``kv_len``
     are stale for it, and the pass that verifies the draft overwrites all of them.
 
-    A ``feature_reader`` is given the features of every pass, and notified of every rollback. ``offset`` is the position of
-    the token that is fed first: 0, and 1 for a head.
+    A ``feature_reader`` is given the features of every pass, and notified of every rollback. ``offset`` is the
+    position of the token that is fed first: 0, and 1 for a head.
     """
 
     offset = 0

@@ -1,4 +1,4 @@
-"""``specrt export --draft eagle3:HEAD``: from a head's files to a graph of the bundle that reads the target's features."""
+"""``specrt export --draft eagle3:HEAD``: the head as a graph of the bundle, which reads the target's features."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.contract import STANDARD_DIALECT, UNDRAFTED, model_contract
 from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
@@ -69,9 +69,7 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
     progress.step("draft: comparing with the torch head")
     is_quantized = plan.quantization != "none" or plan.target_quantization != "none"
     with runnable(folder / GRAPH, plan.spec) as (graph, spec):
-        parity = check_parity(
-            graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features
-        )
+        parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
     contract = model_contract(plan.spec)
@@ -94,7 +92,7 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
 
 
 def _expected_logits(fitted: FittedHead, ids: Array) -> Array:
-    """Logits [N, V] f32 of the torch head, -inf for ids that it does not draft. In bf16 they are computed in fp32."""
+    """Logits [N, V] f32 of the torch head, ``UNDRAFTED`` where it drafts none. In bf16 they are computed in fp32."""
     head, spec = fitted.module, fitted.plan.spec
     dtype = torch.float32 if spec.dtype == "bfloat16" else torch_dtype(spec.dtype)
     cast_weights(head, dtype)
@@ -104,7 +102,7 @@ def _expected_logits(fitted: FittedHead, ids: Array) -> Array:
         normalized, _ = head(torch.from_numpy(ids)[None], features[None], positions, attend_causally)
         drafted = head.logits(normalized)[0].float().numpy()
     cast_weights(head, torch_dtype(spec.dtype))
-    logits = np.full((len(ids), spec.vocab_size), -np.inf, np.float32)
+    logits = np.full((len(ids), spec.vocab_size), UNDRAFTED, np.float32)
     logits[:, np.arange(drafted.shape[1]) + head.d2t.numpy()] = drafted
     return logits
 

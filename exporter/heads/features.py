@@ -47,7 +47,7 @@ NO_FEATURES = Features()
 
 
 def features_of(model: Any, plan: ModelPlan, ids: Array, head: HeadPlan | None) -> Features:
-    """The features that the graph of ``plan`` writes. ``ids`` [N] are the reference ids, ``model`` is the torch target."""
+    """The features that the graph of ``plan`` writes. ``ids`` [N] are the reference ids, ``model`` the torch target."""
     if plan.spec.feature_size is None:
         return NO_FEATURES
     if head is None:

@@ -13,6 +13,7 @@ from specrt.engines.contract import (
     INPUT_IDS,
     POSITION_IDS,
     ROW_INDICES,
+    UNDRAFTED,
     KVLayer,
     ModelSpec,
     model_contract,
@@ -45,7 +46,7 @@ class HeadModule(torch.nn.Module):
         super().__init__()
         self.head, self.spec = head, spec
         config = head.config
-        columns = torch.full((config.vocab_size,), config.draft_vocab_size)  # of the logit -inf
+        columns = torch.full((config.vocab_size,), config.draft_vocab_size)  # of the padding
         drafted = torch.arange(config.draft_vocab_size)
         columns[drafted + head.d2t] = drafted
         self.register_buffer("columns", columns)
@@ -65,7 +66,7 @@ class HeadModule(torch.nn.Module):
         normalized, hidden = self.head(named[INPUT_IDS], features, positions, attend)
         logits = self.head.logits(normalized[:, rows])[0].float()  # [rows, D]
         if not self.is_whole:
-            logits = torch.nn.functional.pad(logits, (0, 1), value=float("-inf"))[:, self.columns]  # [rows, V]
+            logits = torch.nn.functional.pad(logits, (0, 1), value=UNDRAFTED)[:, self.columns]  # [rows, V]
         return (logits, hidden[0, rows], *state.present[0])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, UNDRAFTED
 from specrt.engines.interface import Array
 from specrt.runtime.drafting.drafters import NGramDrafter
 from specrt.runtime.model import KVCachedModel
@@ -102,7 +102,11 @@ class Tally:
 
 
 def rows_of(model: KVCachedModel, tokens: Sequence[int], first: int) -> Iterable[Array]:
-    """Logits [V] after ``tokens[:i]`` for i = first ... len(tokens) - 1, each of which predicts token i."""
+    """Logits [V] after ``tokens[:i]`` for i = first ... len(tokens) - 1, each of which predicts token i.
+
+    A head reads the features of a target that is asked for each row before it.
+    """
+    tokens, first = tokens[model.offset :], first - model.offset
     model.rollback(0)
     model.prefill(tokens[: first - 1])
     fed = first - 1
@@ -122,7 +126,8 @@ def compare_rows(
     rows = zip(tokens[first:], rows_of(target, tokens, first), rows_of(draft, tokens, first), strict=True)
     for token, target_row, draft_row in rows:
         size = min(len(target_row), len(draft_row))
-        log_p, log_q = (log_softmax(row[:size], temperature or 1.0) for row in (target_row, draft_row))
+        known = np.flatnonzero(draft_row[:size] > UNDRAFTED)  # the ids that the draft can propose
+        log_p, log_q = (log_softmax(row[known], temperature or 1.0) for row in (target_row, draft_row))
         p = np.exp(log_p)
         tv = float(np.maximum(p - np.exp(log_q), 0).sum())
         wanted, got = int(target_row.argmax()) if temperature else token, int(draft_row.argmax())

@@ -10,16 +10,16 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS, past_name
-from specrt.engines.interface import Array
+from specrt.engines.contract import FEATURE_CACHE, LOGITS, past_name
 from specrt.engines.manifest import ModelEntry
-from specrt.runtime.model import KVCachedModel
+from specrt.runtime.head import HeadModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotModel
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
+from specrt.tools.verify.logits import largest, logits_of, read_features
 
 POISON = 1e4  # finite: masked values must not count, but 0 * NaN would spread
 TEMPERATURES = (0.7, 1.0)
@@ -75,26 +75,16 @@ def role_of(slot: Slot, role: str) -> SlotModel:
     return model
 
 
-def logits_of(model: KVCachedModel, ids: Sequence[int], width: int) -> Array:
-    """Logits [N, V] f32 over ``ids`` in passes of ``width`` tokens on a growing cache, which is emptied first."""
-    model.rollback(0)
-    rows = []
-    for start in range(0, len(ids), width):
-        part = ids[start : start + width]
-        model.feed(part, len(part))
-        rows.append(model.read(LOGITS)[0][: len(part)].copy())
-    return np.concatenate(rows)
-
-
 def check_reference(subject: Subject) -> list[Check]:
     """Compare each model's graph with the torch model's logits that were stored at export."""
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
-        stored = np.load(subject.bundle / entry.reference)
-        got = logits_of(role_of(slot, role).model, stored["ids"].tolist(), entry.spec.max_rows)[stored["positions"]]
+        stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
+        read_features(model, stored)
+        got = logits_of(model, stored["ids"].tolist(), entry.spec.max_rows)[stored["positions"]]
         expected = stored["logits"]
-        error, scale = float(np.abs(got - expected).max()), float(np.abs(expected).max())
+        error, scale = float(np.abs(got - expected).max()), largest(expected)
         same = int((got.argmax(-1) == expected.argmax(-1)).sum())
         found.append(
             Check(
@@ -114,12 +104,13 @@ def check_rows(subject: Subject) -> list[Check]:
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
-        ids = np.load(subject.bundle / entry.reference)["ids"].tolist()
-        model = role_of(slot, role).model
+        stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
+        read_features(model, stored)
+        ids = stored["ids"].tolist()
         single = logits_of(model, ids, 1)
         widths = sorted({2, entry.spec.max_rows})
         error = max(float(np.abs(logits_of(model, ids, width) - single).max()) for width in widths)
-        scale = float(np.abs(single).max())
+        scale = largest(single)
         if role == "target":
             subject.row_error = error
         found.append(
@@ -226,13 +217,12 @@ def check_caches(subject: Subject) -> list[Check]:
         for used, new in zip((slot.target, slot.draft), (fresh.target, fresh.draft), strict=True):
             if used is None or new is None:
                 continue
-            context = tokens[: used.model.kv_len]
             used.model.min_width = new.model.min_width = 2
             new.model.rollback(0)
             for part in (used.model, new.model):
-                part.feed([*context, tokens[-1]][part.kv_len :], 1)
+                part.feed(part.missing(tokens), 1)
             ours, theirs = used.model.read(LOGITS)[0][0], new.model.read(LOGITS)[0][0]
-            worst = max(worst, float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
+            worst = max(worst, float(np.abs(ours - theirs).max() / largest(theirs)))
             same_bits &= used is slot.draft or np.array_equal(ours, theirs)
             num_compared += 1
     slot.close()
@@ -249,13 +239,17 @@ def check_caches(subject: Subject) -> list[Check]:
 
 
 def _poison(slot: Slot) -> None:
-    """Overwrite every KV slot after the committed ones."""
+    """Overwrite every KV slot, and every feature, after the committed ones."""
     for part in (slot.target, slot.draft):
         if part is not None:
             for (layer, _), name in product(enumerate(part.model.spec.kv_layers), ("key", "value")):
                 (cache,) = part.model.read(past_name(name, layer))
                 cache[:, :, part.model.kv_len :] = POISON
                 part.model.binding.write(past_name(name, layer), cache)
+            if isinstance(part.model, HeadModel):
+                (features,) = part.model.read(FEATURE_CACHE)
+                features[slot.target.model.kv_len :] = POISON
+                part.model.binding.write(FEATURE_CACHE, features)
 
 
 def _all_ids(
