@@ -20,8 +20,8 @@ def load_target(
     trust_remote_code: bool = False,
     taps: Sequence[int] | None = None,
     progress: Progress = SILENT,
-) -> tuple[TrainingTarget, str]:
-    """(the model in fp32, the fingerprint of its files). ``taps`` are those of a head where none are given.
+) -> TrainingTarget:
+    """The model in fp32. ``taps`` are those of a head where none are given.
 
     Raises as the export does, and ``UnsupportedModelError`` for a model that no draft can be trained for.
     """
@@ -30,10 +30,10 @@ def load_target(
     num_layers = int(source.config.get_text_config().num_hidden_layers)
     chosen = tuple(taps) if taps is not None else taps_for(name, num_layers)
     progress.step("loading weights")
-    model, fingerprint = load_adapted(source, torch.float32, progress)
+    model, _ = load_adapted(source, torch.float32, progress)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device).requires_grad_(False)
     ends = eos_ids(
         source.config, source.generation_config(), source.tokenizer, model.config.get_text_config().vocab_size
     )
-    return TrainingTarget(name, model, source.tokenizer, chosen, ends), fingerprint
+    return TrainingTarget(name, model, source.tokenizer, chosen, ends)

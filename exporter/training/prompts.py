@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specrt.engines.errors import UsageError
-from specrt.exporter.training.recipe import HELD_OUT_EVERY, TextRecipe
+from specrt.exporter.training.recipe import HELD_OUT, HELD_OUT_EVERY, TextRecipe
 
 _MARK = "THE-USER-WRITES-HERE"
 
@@ -42,7 +42,7 @@ class OwnPrompts:
         self.longest_opening = len(self._opening) + len(self._closing) + recipe.max_prompt_tokens * bool(self._closing)
 
     def __call__(self, number: int) -> Outline:
-        is_held_out = number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        is_held_out = number % HELD_OUT_EVERY == HELD_OUT
         return Outline(number, self._opening, self._closing, _temperature(number, self._recipe), is_held_out)
 
 
@@ -62,12 +62,17 @@ class GivenPrompts:
     def __call__(self, number: int) -> Outline:
         cycle, place = divmod(number, len(self._prompts))
         temperature = self._recipe.temperature if cycle else _temperature(number, self._recipe)
-        is_held_out = place % HELD_OUT_EVERY == min(len(self._prompts), HELD_OUT_EVERY) - 1
+        is_held_out = is_held_out_place(place, len(self._prompts))
         return Outline(number, self._prompts[place], (), temperature, is_held_out)
 
 
+def is_held_out_place(place: int, num_prompts: int) -> bool:
+    """Whether the prompt at ``place`` of the user's is held out."""
+    return place % HELD_OUT_EVERY == min(num_prompts - 1, HELD_OUT)
+
+
 def _temperature(number: int, recipe: TextRecipe) -> float:
-    """Half of the answers are greedy; held-out ones, whose numbers are all odd, alternate too."""
+    """Half of the answers are greedy; held-out ones alternate too."""
     return 0.0 if (number + number // HELD_OUT_EVERY) % 2 else recipe.temperature
 
 

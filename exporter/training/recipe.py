@@ -9,7 +9,7 @@ from specrt.engines.errors import UsageError
 
 Kind = Literal["head", "layers"]
 KINDS: tuple[Kind, ...] = ("head", "layers")
-HELD_OUT_EVERY = 20  # one conversation in 20 is held out
+HELD_OUT_EVERY, HELD_OUT = 20, 5  # one conversation in 20 is held out: numbers 5, 25, 45, ...
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from specrt.engines.codec import from_json
 from specrt.engines.errors import ResourceError
 from specrt.engines.interface import Array
 from specrt.engines.storage.files import cannot_write
-from specrt.exporter.training.recipe import HELD_OUT_EVERY
 
 INDEX = "index.jsonl"
 _HINT = "make room, then run the same command again: it continues"
@@ -90,7 +89,7 @@ class Store:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
-    def add(self, number: int, rows: Rows, seconds: float, is_held_out: bool | None = None) -> int:
+    def add(self, number: int, rows: Rows, seconds: float, is_held_out: bool) -> int:
         """Append a conversation; return how many values were clipped. Raises ``ResourceError``."""
         clipped = 0
         try:
@@ -101,8 +100,7 @@ class Store:
                     values = np.clip(values, -_LARGEST, _LARGEST)
                 with self._path(name).open("ab") as file:
                     file.write(np.ascontiguousarray(values, dtype).tobytes())
-            held_out = number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 if is_held_out is None else is_held_out
-            entry = Entry(number, self.num_tokens, len(rows.ids), rows.first_scored, held_out, seconds)
+            entry = Entry(number, self.num_tokens, len(rows.ids), rows.first_scored, is_held_out, seconds)
             with (self.folder / INDEX).open("a", encoding="utf-8") as index:
                 index.write(json.dumps(asdict(entry)) + "\n")
         except OSError as error:

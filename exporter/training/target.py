@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,6 +69,35 @@ class TrainingTarget:
     def num_layers(self) -> int:
         return int(self.model.config.get_text_config().num_hidden_layers)
 
+    @cached_property
+    def final_norm(self) -> Any:
+        """The module between the last layer and lm_head, which is found by observation.
+
+        Raises ``UnsupportedModelError`` if there is not exactly one.
+        """
+        layers: Any = getattr(*place_of_layers(self.model))
+        passed: list[tuple[Any, torch.Tensor, torch.Tensor]] = []  # (module, what it reads, what it writes)
+
+        def keep(module: Any, args: Any, output: Any) -> None:
+            if args and isinstance(output, torch.Tensor):
+                passed.append((module, args[0], output))
+
+        before = TappedRows((self.num_layers,))
+        handles = [module.register_forward_hook(keep) for module in self.model.modules()]
+        handles.append(layers[-1].register_forward_hook(before.keep_output(self.num_layers)))
+        with torch.no_grad(), self.tapped() as rows:
+            self.model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=self.device), use_cache=False)
+        for handle in handles:
+            handle.remove()
+        ends = before.of(self.num_layers).data_ptr(), rows.last.data_ptr()  # lm_head may read a view
+        found = [m for m, read, written in passed if (read.data_ptr(), written.data_ptr()) == ends]
+        if len(found) != 1:
+            raise UnsupportedModelError(
+                f"{self.name}: got {len(found)} modules between its last layer and lm_head, expected one norm; "
+                "give --writer torch"
+            )
+        return found[0]
+
     @contextmanager
     def tapped(self) -> Iterator[TappedRows]:
         """Inside the block, each pass leaves its hidden states in the object."""
@@ -100,6 +130,10 @@ class TappedRows:
     @property
     def last(self) -> torch.Tensor:
         return self._found[-1]
+
+    def of(self, tap: int) -> torch.Tensor:
+        """One hidden state, the tensor itself."""
+        return self._found[tap]
 
     def keep_input(self, place: int) -> Any:
         """A hook for the hidden state that a module reads."""

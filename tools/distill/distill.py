@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +15,11 @@ from specrt.engines.errors import UsageError
 from specrt.engines.manifest import MANIFEST_NAME, Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
+from specrt.engines.storage.folders import check_place, new_folder
 from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
-from specrt.tools.prompting.prompts import prompts_from_file
+from specrt.tools.distill.record import add_verdict, write_record
+from specrt.tools.distill.verdict import SELF, Verdict, export_pair, fitting, judge
+from specrt.tools.prompting.prompts import Prompt, bench_prompts, prompts_from_file
 
 if TYPE_CHECKING:
     from specrt.exporter.training.prompts import Outlines
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from specrt.exporter.training.store import Store
     from specrt.exporter.training.target import TrainingTarget
 
-CHECKPOINT_MINUTES = 1
+NUM_PER_CATEGORY = 2  # built-in prompts of each category for the verdict
 
 
 @dataclass(frozen=True)
@@ -38,31 +40,60 @@ class Source:
     bundle: Path | None = None
     manifest: Manifest | None = None
 
+    @property
+    def is_quantized(self) -> bool:
+        return self.manifest is not None and self.manifest.target.quantization != "none"
 
-def distill(options: DistillOptions, progress: Progress = SILENT) -> Trained:
-    """Train a draft and write it to ``options.output``. The same call continues a stopped run. Raises ``SpecrtError``
-    where it cannot.
+
+def distill(options: DistillOptions, progress: Progress = SILENT) -> Verdict:
+    """Train a draft, write it to ``options.output``, export the pair and measure it.
+
+    The same call continues a stopped run. Raises ``SpecrtError``.
     """
     import torch
 
-    from specrt.exporter.training.loading import load_target
-    from specrt.exporter.training.store import Store
-
-    _check_output(options)
+    _check_output(options, progress)
     source = source_of(options.source)
     torch.set_num_threads(options.threads or available_cores())
-    target, fingerprint = load_target(
-        source.name, source.revision, options.trust_remote_code, () if options.kind == "layers" else None, progress
-    )
-    text, train = recipes(options)
-    with _work_folder(options, text, train, fingerprint) as folder:
-        store = Store(folder / "text", target.hidden_size, len(target.taps))
-        write_text(options, source, target, text, store, progress)
-        trained = _train(options, target, train, store, folder, progress)
-        write_draft(options, target, trained, store, progress)
+    with _claimed(options) as folder:
+        _train(options, source, folder, progress)
+        verdict = _judge(options, source, folder, progress)
+        add_verdict(options.output, verdict)
     if not options.keep_data:
         shutil.rmtree(folder)
-    return trained
+    return verdict
+
+
+def _train(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> None:
+    """Write the text, train on it and write the draft. Nothing is left in memory."""
+    from specrt.exporter.training.loading import load_target
+    from specrt.exporter.training.run import train_head, train_layers
+    from specrt.exporter.training.store import Store
+
+    taps = () if options.kind == "layers" else None
+    target = load_target(source.name, source.revision, options.trust_remote_code, taps, progress)
+    text, recipe = recipes(options)
+    store = Store(folder / "text", target.hidden_size, len(target.taps))
+    write_text(options, source, target, text, store, progress)
+    if options.kind == "layers":
+        trained = train_layers(target, store, recipe, folder, options.num_layers, progress)
+    else:
+        trained = train_head(target, store, recipe, folder, progress)
+    write_draft(options, target, trained, store, progress)
+
+
+def _judge(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> Verdict:
+    """Export the pair and measure it on prompts that the training did not use."""
+    draft = str(options.output) if options.kind == "layers" else f"eagle3:{options.output}"
+    pair = options.bundle or folder / "pair"
+    others = {} if source.is_quantized else {SELF: folder / "self-int4"}
+    for name, bundle in {draft: pair, **others}.items():
+        if not (bundle / MANIFEST_NAME).is_file():
+            progress.step(f"exporting with draft {name.partition('/')[0]}")
+            export_pair(source.name, source.revision, source.manifest, bundle, name)
+    prompts = list(bench_prompts(NUM_PER_CATEGORY)) if options.prompts is None else held_out_prompts(options.prompts)
+    prompts = fitting(prompts, pair)
+    return judge(options.kind, pair, others, prompts, options.threads, progress)
 
 
 def source_of(name: str) -> Source:
@@ -104,28 +135,63 @@ def write_text(
     progress: Progress,
 ) -> None:
     """Let the target write the text; what is in the store already is kept."""
-    from specrt.exporter.bundle import check_disk
-    from specrt.exporter.training.store import row_bytes
-    from specrt.exporter.training.writing import TextWriter
+    outlines = _outlines(options, target, recipe)
+    if _writes_by_torch(options, source):
+        from specrt.exporter.training.writing import TextWriter
 
-    outlines = _outlines(options, source, target, recipe)
-    writer = TextWriter(target, outlines, recipe)
-    speed = writer.tokens_per_s()
-    num_tokens = recipe.num_tokens or round(speed * (recipe.minutes or 0) * 60)
-    needed = num_tokens * row_bytes(target.hidden_size, len(target.taps))
-    progress.note(
-        f"text: about {num_tokens} tokens in {num_tokens / speed / 60:.1f} min by torch in fp32, {recipe.num_lanes} "
-        f"conversations at a time; {needed / 1e9:.2f} GB of hidden states in {store.folder}"
-    )
-    check_disk(store.folder, max(0, needed - store.num_bytes))
-    writer.write(store, progress)
+        torch_writer = TextWriter(target, outlines, recipe)
+        how = f"torch in fp32, {recipe.num_lanes} conversations at a time"
+        _say_needs(store, target, recipe, torch_writer.tokens_per_s(), how, progress)
+        torch_writer.write(store, progress)
+    else:
+        from specrt.tools.distill.bundle_text import BundleWriter, export_with_features
+
+        bundle = store.folder.with_name("text-bundle")
+        if not (bundle / MANIFEST_NAME).is_file():
+            export_with_features(target, source.revision, source.bundle, bundle, progress)
+        with BundleWriter(bundle, target, outlines, recipe, options.threads) as writer:
+            _say_needs(
+                store, target, recipe, writer.tokens_per_s(), "the runtime, one conversation at a time", progress
+            )
+            writer.write(store, progress)
     progress.note(
         f"text: {store.num_tokens} tokens in {len(store.entries)} conversations, {store.num_bytes / 1e9:.2f} GB, "
         f"{store.num_tokens / max(store.seconds, 1e-3):.0f} tokens/s"
     )
 
 
-def _outlines(options: DistillOptions, source: Source, target: TrainingTarget, recipe: TextRecipe) -> Outlines:
+def _writes_by_torch(options: DistillOptions, source: Source) -> bool:
+    """Whether torch writes the text. Raises ``UsageError`` for a quantized target, whose text torch cannot write."""
+    if options.writer == "torch" and source.is_quantized:
+        raise UsageError("--writer torch: the target is quantized, and torch would write another text; leave it out")
+    return options.writer == "torch" or (options.writer == "auto" and not source.is_quantized)
+
+
+def _say_needs(
+    store: Store, target: TrainingTarget, recipe: TextRecipe, tokens_per_s: float, how: str, progress: Progress
+) -> None:
+    """Say time and disk before they are used. Raises ``ResourceError`` if the disk is too small."""
+    from specrt.exporter.bundle import check_disk
+    from specrt.exporter.training.store import row_bytes
+
+    num_tokens = recipe.num_tokens or round(tokens_per_s * (recipe.minutes or 0) * 60)
+    needed = num_tokens * row_bytes(target.hidden_size, len(target.taps))
+    progress.note(
+        f"text: about {num_tokens} tokens in {num_tokens / tokens_per_s / 60:.1f} min by {how}; "
+        f"{needed / 1e9:.2f} GB of hidden states in {store.folder}"
+    )
+    check_disk(store.folder, max(0, needed - store.num_bytes))
+
+
+def held_out_prompts(path: Path) -> list[Prompt]:
+    """The user's prompts that the training held out."""
+    from specrt.exporter.training.prompts import is_held_out_place
+
+    prompts = prompts_from_file(path)
+    return [prompt for place, prompt in enumerate(prompts) if is_held_out_place(place, len(prompts))]
+
+
+def _outlines(options: DistillOptions, target: TrainingTarget, recipe: TextRecipe) -> Outlines:
     from specrt.exporter.training.prompts import GivenPrompts, own_prompts
 
     if options.prompts is None:
@@ -144,28 +210,10 @@ def _encoded(tokenizer: Any, prompt: Any) -> list[int]:
     return ids
 
 
-def _train(
-    options: DistillOptions,
-    target: TrainingTarget,
-    recipe: TrainRecipe,
-    store: Store,
-    folder: Path,
-    progress: Progress,
-) -> Trained:
-    from specrt.exporter.training.run import train_head, train_layers
-
-    if options.kind == "layers":
-        return train_layers(target, store, recipe, folder, options.num_layers, progress)
-    return train_head(target, store, recipe, folder, progress)
-
-
 def write_draft(
     options: DistillOptions, target: TrainingTarget, trained: Trained, store: Store, progress: Progress
 ) -> None:
     """Write the head in speculators' layout, or the small model, with the record of its training."""
-    from specrt.engines.storage.folders import new_folder
-    from specrt.tools.distill.record import write_record
-
     module: Any = trained.learner.module
     with new_folder(options.output, progress) as folder:
         if options.kind == "layers":
@@ -182,26 +230,32 @@ def write_draft(
         write_record(folder, trained, store, options)
 
 
-def _check_output(options: DistillOptions) -> None:
-    from specrt.engines.storage.folders import check_place
+def _check_output(options: DistillOptions, progress: Progress) -> None:
+    """Raise before any work if an output exists or cannot be written."""
+    from specrt.exporter.bundle import check_output
 
     if options.output.exists() and not options.force:
         raise UsageError(f"{options.output}: exists already; pass --force to replace it, or choose another --output")
     check_place(options.output, "choose another --output")
+    if options.bundle is not None:
+        check_output(options.bundle, options.force, progress)
 
 
 @contextmanager
-def _work_folder(options: DistillOptions, text: Any, train: Any, fingerprint: str) -> Iterator[Path]:
+def _claimed(options: DistillOptions) -> Iterator[Path]:
+    """The work folder, if it is new or an interrupted run of the same options left it. Raises ``UsageError``."""
     from specrt.exporter.training.run import claim
 
+    text, train = recipes(options)
     prompts = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
     settings = {
-        "target": fingerprint,
+        "source": options.source,
         "kind": options.kind,
+        "writer": options.writer,
         "num_layers": options.num_layers if options.kind == "layers" else None,
         "prompts": prompts,
         "text": dataclasses.asdict(text),
         "training": dataclasses.asdict(train),
     }
-    claim(options.work_folder, json.loads(json.dumps(settings)))
+    claim(options.work_folder, settings)
     yield options.work_folder

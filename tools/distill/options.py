@@ -14,7 +14,10 @@ PASSES_OVER_TEXT = 4  # with --tokens
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """``source`` is a bundle, or what ``specrt export`` takes as a target. ``kind`` is ``head`` or ``layers``."""
+    """``source`` is a bundle, or what ``specrt export`` takes as a target. ``kind`` is ``head`` or ``layers``.
+
+    ``writer`` of the text: ``runtime``, ``torch``, or ``auto``, which is torch unless the target is quantized.
+    """
 
     source: str
     output: Path
@@ -23,6 +26,7 @@ class DistillOptions:
     tokens: int | None = None
     bundle: Path | None = None
     kind: str = "head"
+    writer: str = "auto"
     num_layers: int = 4
     max_draft_vocab: int = 8192
     seed: int = 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specrt.exporter.training.store import Store
     from specrt.exporter.training.trainer import Point
     from specrt.tools.distill.options import DistillOptions
+    from specrt.tools.distill.verdict import Verdict
 
 RECORD, CHART = "training.json", "training.svg"
 
@@ -47,6 +48,14 @@ def write_record(folder: Path, trained: Trained, store: Store, options: DistillO
     except ImportError:
         return
     write_file(folder / CHART, chart.encode("utf-8"))
+
+
+def add_verdict(folder: Path, verdict: Verdict) -> None:
+    """Add what was measured of the pair to the record."""
+    path = folder / RECORD
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["verdict"] = {"text": verdict.text, "alignments": {n: asdict(found) for n, found in verdict.found.items()}}
+    write_text_file(path, json.dumps(record, indent=1) + "\n")
 
 
 def chart_svg(history: list[Point]) -> str:
