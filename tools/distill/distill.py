@@ -234,11 +234,12 @@ def _check_output(options: DistillOptions, progress: Progress) -> None:
     """Raise before any work if an output exists or cannot be written."""
     from specrt.exporter.bundle import check_output
 
-    if options.output.exists() and not options.force:
+    is_continued = options.work_folder.exists()
+    if options.output.exists() and not options.force and not is_continued:
         raise UsageError(f"{options.output}: exists already; pass --force to replace it, or choose another --output")
     check_place(options.output, "choose another --output")
     if options.bundle is not None:
-        check_output(options.bundle, options.force, progress)
+        check_output(options.bundle, options.force or is_continued, progress)
 
 
 @contextmanager

@@ -60,10 +60,10 @@ def judge(
     progress: Progress,
 ) -> Verdict:
     """Align the pair's draft ``name``, n-grams, and the drafts of ``others`` by name on ``prompts``."""
-    found = {name: align(pair, prompts, _MAX_NEW_TOKENS, threads=threads, progress=progress)}
-    found[NGRAM] = align(pair, prompts, _MAX_NEW_TOKENS, threads=threads, progress=progress, draft=NGRAM)
-    for other, bundle in others.items():
-        found[other] = align(bundle, prompts, _MAX_NEW_TOKENS, threads=threads, progress=progress)
+    found: dict[str, Alignment] = {}
+    for draft, bundle in {name: pair, NGRAM: pair, **others}.items():
+        progress.step(f"measuring {draft}")
+        found[draft] = align(bundle, prompts, _MAX_NEW_TOKENS, threads=threads, draft=NGRAM if draft == NGRAM else None)
     return Verdict(found, verdict_of(name, {draft: best_gain(alignment)[1] for draft, alignment in found.items()}))
 
 
