@@ -179,7 +179,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
             plan = _cut(model, plan, ids, progress)
             progress.step(f"{plan.role}: reference logits")
             expected = expected_logits(model, plan.spec, ids, progress)
-            features = features_of(model, plan, ids, head)
+            features = features_of(model, plan, ids, head, progress)
             progress.step(f"{plan.role}: tracing")
             traced = optimize(_trace(model, plan, features), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared

@@ -16,7 +16,6 @@ from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress
 from specrt.exporter.heads.attention import attend_causally
 from specrt.exporter.heads.features import FittedHead
-from specrt.exporter.heads.plan import HeadPlan
 from specrt.exporter.parity.precision import cast_weights, runnable
 from specrt.exporter.parity.reference import check_parity, save_reference
 from specrt.exporter.passes import optimize
@@ -29,7 +28,6 @@ from specrt.exporter.sources.source import find_checkpoint
 from specrt.exporter.tracing.trace import torch_dtype, trace_head
 
 GRAPH = "target/head.onnx"  # in the target's folder, since it may read the embedding in the target's file
-_EMBEDDING = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def write_head_graph(fitted: FittedHead, ids: Array, folder: Path, progress: Pro
     expected = _expected_logits(fitted, ids)
     progress.step("draft: tracing")
     graph = optimize(trace_head(fitted.module, plan.spec), plan.spec)
-    _quantize(graph, plan)
+    _quantize(graph, fitted)
     read_bytes = bytes_per_pass(graph)
     path = folder / GRAPH
     shared_bytes = share_weights(graph, path.with_name("model.onnx"))
@@ -107,10 +105,10 @@ def _expected_logits(fitted: FittedHead, ids: Array) -> Array:
     return logits
 
 
-def _quantize(graph: ir.Model, plan: HeadPlan) -> None:
+def _quantize(graph: ir.Model, fitted: FittedHead) -> None:
     """Quantize the matmuls, ``lm_head`` with 8 bits; a table that is the target's is stored as the target's is."""
-    is_own_table = _EMBEDDING in plan.loaded.tensors
-    is_table_quantized = (plan.quantization if is_own_table else plan.target_quantization) != "none"
+    plan = fitted.plan
+    is_table_quantized = (plan.target_quantization if fitted.has_target_table else plan.quantization) != "none"
     if plan.spec.dialect == STANDARD_DIALECT:  # an engine has weights of its own
         if plan.quantization != "none":
             dequantize_weights(graph, plan.quantization, plan.loaded.config.draft_vocab_size)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specrt.engines.contract import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
-from specrt.exporter.heads.config import FcNorm, HeadVariant
+from specrt.exporter.heads.config import FcNorm
 from specrt.exporter.heads.files import LoadedHead, head_from_folder
 from specrt.exporter.heads.graph import kv_layer_of
+from specrt.exporter.heads.tensors import stored_norms
 from specrt.exporter.options import ExportOptions
 from specrt.exporter.planning import ModelPlan
 from specrt.exporter.quantization.blocks import QUANTIZATIONS
@@ -19,7 +22,7 @@ _FC_NORMS: dict[str, FcNorm] = {"none": "none", "fc": "whole", "fc-each": "each"
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """A head to export for a target. ``taps`` and ``norm`` are the options that name its variant, where given."""
+    """A head to export for a target. ``is_named``: the options name the variant that ``loaded`` states."""
 
     source: str
     revision: str | None
@@ -27,8 +30,7 @@ class HeadPlan:
     spec: ModelSpec
     quantization: str
     target_quantization: str
-    taps: tuple[int, ...]
-    norm: tuple[str, ...]
+    is_named: bool
 
     @property
     def weights_bytes(self) -> int:
@@ -50,20 +52,6 @@ class HeadPlan:
         assert self.spec.feature_size is not None
         return self.spec.kv_bytes + self.spec.capacity * self.spec.feature_size * ITEM_BYTES[self.spec.dtype]
 
-    @property
-    def named(self) -> HeadVariant:
-        """The variant that the options name, and the head's config where they do not."""
-        stated = self.loaded.stated
-        if not self.norm:
-            return stated
-        fc_norm = next((_FC_NORMS[word] for word in self.norm if word in _FC_NORMS), stated.fc_norm)
-        return replace(
-            stated,
-            fc_norm=fc_norm,
-            norm_before_residual="residual" in self.norm,
-            norm_output="output" in self.norm,
-        )
-
 
 def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> HeadPlan:
     """The plan of ``options.head`` for ``target``. Raises ``SpecrtError`` for files that are no head of this target."""
@@ -77,6 +65,8 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
         options.taps or None,
         options.draft_revision,
     )
+    if options.norm:
+        loaded = _named(loaded, options.norm)
     for line in loaded.notes:
         progress.note(f"draft: {line}")
     spec = replace(
@@ -93,6 +83,17 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
         spec,
         options.draft_quantize,
         target.quantization,
-        options.taps,
-        options.norm,
+        bool(options.taps or options.norm),
     )
+
+
+def _named(loaded: LoadedHead, norm: Sequence[str]) -> LoadedHead:
+    """``loaded`` with exactly the norms of ``norm``. Raises ``UsageError`` for one whose tensors the head lacks."""
+    fc_norm = next((_FC_NORMS[word] for word in norm if word in _FC_NORMS), "none")
+    stored = stored_norms(loaded.tensors)
+    if fc_norm not in ("none", stored):
+        raise UsageError(f"--norm {' --norm '.join(norm)}: the head has the tensors of fc_norm {stored}; leave it out")
+    variant = replace(
+        loaded.stated, fc_norm=fc_norm, norm_before_residual="residual" in norm, norm_output="output" in norm
+    )
+    return replace(loaded, config=loaded.config.with_variant(variant))
