@@ -18,7 +18,7 @@ from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.folders import check_place, new_folder
 from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
 from specrt.tools.distill.record import add_verdict, write_record
-from specrt.tools.distill.verdict import SELF, Verdict, export_pair, fitting, judge
+from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
 from specrt.tools.prompting.prompts import Prompt, bench_prompts, prompts_from_file
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _train(options: DistillOptions, source: Source, folder: Path, progress: Prog
 
 def _judge(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> Verdict:
     """Export the pair and measure it on prompts that the training did not use."""
-    draft = str(options.output) if options.kind == "layers" else f"eagle3:{options.output}"
+    draft = str(options.output) if options.kind == "layers" else f"{HEAD}:{options.output}"
     pair = options.bundle or folder / "pair"
     others = {} if source.is_quantized else {SELF: folder / "self-int4"}
     for name, bundle in {draft: pair, **others}.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +17,7 @@ from specrt.engines.progress import Progress
 from specrt.tools.align.align import WORTHWHILE, Alignment, align
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
 
-NGRAM, SELF = "ngram", "self:int4"
+HEAD, NGRAM, SELF = "eagle3", "ngram", "self:int4"
 _MAX_NEW_TOKENS = 48
 _DTYPES = {"float32": "fp32", "float16": "fp16"}
 
@@ -29,26 +31,33 @@ class Verdict:
 
 
 def export_pair(target: str, revision: str | None, given: Manifest | None, output: Path, draft: str) -> None:
-    """Export the target with ``draft``: as the bundle ``given``, or by default."""
+    """Export the target with ``draft``: as the bundle ``given``, or by default.
+
+    The variant of a head is that of its training, so that a weak head is exported too, and measured.
+    """
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
 
-    if given is None:
-        export(ExportOptions(target, output, draft, revision=revision, force=True))
-        return
-    spec = given.target.spec
-    options = ExportOptions(
-        target,
-        output,
-        draft,
-        given.num_speculative_tokens,
-        max_seq_len=spec.max_seq_len,
-        dtype=_DTYPES[spec.dtype],
-        quantize=given.target.quantization,
-        revision=revision,
-        force=True,
-    )
+    options = ExportOptions(target, output, draft, revision=revision, force=True, **_variant(draft))
+    if given is not None:
+        spec = given.target.spec
+        options = replace(
+            options,
+            num_speculative_tokens=given.num_speculative_tokens,
+            max_seq_len=spec.max_seq_len,
+            dtype=_DTYPES[spec.dtype],
+            quantize=given.target.quantization,
+        )
     export(options)
+
+
+def _variant(draft: str) -> dict[str, Any]:
+    """``taps`` and ``norm`` of a head that was trained here; nothing for another draft."""
+    kind, _, folder = draft.partition(":")
+    if kind != HEAD:
+        return {}
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return {"taps": tuple(config["eagle_aux_hidden_state_layer_ids"]), "norm": ("fc-each",)}
 
 
 def judge(
