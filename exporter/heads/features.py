@@ -15,7 +15,7 @@ from specrt.exporter.heads.fitting import fit_variant
 from specrt.exporter.heads.module import Head
 from specrt.exporter.heads.plan import HeadPlan
 from specrt.exporter.heads.taps import tapped_states
-from specrt.exporter.heads.text import written_texts
+from specrt.exporter.heads.texts import opening_ids, write_texts
 from specrt.exporter.parity.precision import cast_weights
 from specrt.exporter.planning import ModelPlan
 from specrt.exporter.tracing.longrope import fixed_longrope
@@ -76,8 +76,9 @@ def features_of(model: Any, plan: ModelPlan, ids: Array, head: HeadPlan | None, 
 def _variant(head: HeadPlan, model: Any, plan: ModelPlan, progress: Progress) -> HeadVariant:
     """The variant that predicts the target's text best; the one that the options name, if they do."""
     embedding = model.get_input_embeddings().weight
+    progress.step("draft: text of the target")
     with fixed_longrope(model, plan.spec.max_seq_len):
-        texts = written_texts(model, plan.source.tokenizer, progress)
+        texts = write_texts(model, opening_ids(plan.source.tokenizer))
     progress.step("draft: scoring its variants")
     fit = fit_variant(head.loaded, texts, embedding, len(plan.observation.kv_layers), head.is_named)
     for line in (*fit.lines(), *fit.warnings):

@@ -36,7 +36,7 @@ class Fit:
         marks = {self.stated: " (stated)"}
         marks[self.variant] = marks.get(self.variant, "") + " (used)"
         shown = [s for i, s in enumerate(self.scores) if i < _NUM_ROWS or s.variant in marks]
-        rows = [("variant", "step 1", "step 2", "step 3", "accepted of 3", "nats")]
+        rows: list[tuple[str, ...]] = [("variant", "step 1", "step 2", "step 3", "accepted of 3", "nats")]
         for score in shown:
             steps = [f"{count / score.num_chains:.1%}" for count in score.counts] + ["-", "-"]
             accepted = f"{score.mean_accepted:.2f}" if score.is_complete else "-"

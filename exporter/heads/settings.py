@@ -166,6 +166,10 @@ def variant(
 
 def _taps(config: Mapping[str, Any], eagle: Mapping[str, Any], layout: Layout, num_layers: int) -> tuple[int, ...]:
     key = "eagle_aux_hidden_state_layer_ids"
+    if eagle.get(key) and config.get(key):
+        raise SourceError(
+            f"config.json of the head has {key}, and eagle_config too, each with its own counting; remove one"
+        )
     if ids := eagle.get(key):
         offset = layout.tap_offset
     elif ids := config.get(key):

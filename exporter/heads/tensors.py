@@ -69,10 +69,10 @@ def expected_shapes(config: HeadConfig, norms: FcNorm) -> dict[str, tuple[int, .
         f"{mlp}up_proj.weight": (layer.intermediate_size, size),
         f"{mlp}down_proj.weight": (size, layer.intermediate_size),
     }
-    biased = ("q_proj", "k_proj", "v_proj", "o_proj") if getattr(layer, "attention_bias", False) else ()
-    shapes |= {f"{attention}{n}.bias": shapes[f"{attention}{n}.weight"][:1] for n in biased}
-    biased = ("gate_proj", "up_proj", "down_proj") if getattr(layer, "mlp_bias", False) else ()
-    shapes |= {f"{mlp}{n}.bias": shapes[f"{mlp}{n}.weight"][:1] for n in biased}
+    if getattr(layer, "attention_bias", False):
+        shapes |= {f"{attention}{n}_proj.bias": shapes[f"{attention}{n}_proj.weight"][:1] for n in "qkvo"}
+    if getattr(layer, "mlp_bias", False):
+        shapes |= {f"{mlp}{n}_proj.bias": shapes[f"{mlp}{n}_proj.weight"][:1] for n in ("gate", "up", "down")}
     if layer.model_type == "qwen3":
         shapes |= {f"{attention}{n}_norm.weight": (head_dim,) for n in ("q", "k")}
     columns = {"none": (), "whole": (wide,), "each": (config.target_hidden_size,) * NUM_TAPS}[norms]

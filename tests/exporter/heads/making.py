@@ -93,7 +93,7 @@ class Flags:
 
 
 def save_head(folder: Path, layout: str, head: Head, flags: Flags | None = None, **config: Any) -> Path:
-    """Write ``head`` as ``layout``'s trainer does, with ``flags`` (true ones by default) and further ``config`` keys."""
+    """Write ``head`` as ``layout``'s trainer does, with ``flags`` (default: the true ones) and more ``config`` keys."""
     folder.mkdir(parents=True)
     flags = flags or Flags.of(head.config.variant)
     settings = {"speculators": _speculators_config}.get(layout, _flat_config)(layout, head.config, flags)
@@ -196,30 +196,24 @@ def texts(target: Any, num_texts: int, length: int, seed: int) -> tuple[torch.Te
     return ids, out.logits.argmax(-1), list(out.hidden_states)
 
 
-def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> float:
-    """Train ``head`` in place on random texts by cross-entropy with the target's choices, three steps of a chain.
-
-    Returns its agreement with the target at the last training step, at step 1 of the chain, 0 to 1.
-    """
+def train(head: Head, target: Any, num_steps: int, batch_size: int = 16) -> None:
+    """Train ``head`` in place on random texts by cross-entropy with the target's choices, three steps of a chain."""
     head.train().requires_grad_(True)
     head.embed_tokens.requires_grad_(False)
     draft_ids = torch.full((head.config.vocab_size,), -100)
     draft_ids[torch.arange(head.config.draft_vocab_size) + head.d2t] = torch.arange(head.config.draft_vocab_size)
-    ids, choices, states = texts(target, 640, 24, seed=1)
-    labels, taps = draft_ids[choices], torch.cat([states[tap] for tap in head.config.variant.taps], -1)
     optimizer = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], lr=LR, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=num_steps, pct_start=0.1)
     for step in range(num_steps):
-        rows = torch.arange(step * batch_size, (step + 1) * batch_size) % len(ids)
+        ids, choices, states = texts(target, batch_size, 24, seed=step)
+        features = head.fuse(torch.cat([states[tap] for tap in head.config.variant.taps], -1))
         loss = torch.zeros(())
-        for depth, normalized in enumerate(unroll(head, ids[rows], head.fuse(taps[rows]), 3), 1):
-            logits, wanted = head.logits(normalized[:, :-depth]), labels[rows, depth:]
+        for depth, normalized in enumerate(unroll(head, ids, features, 3), 1):
+            logits, wanted = head.logits(normalized[:, :-depth]), draft_ids[choices[:, depth:]]
             loss = loss + functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-            first = (logits, wanted) if depth == 1 else first
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     head.eval().requires_grad_(False)
-    return float((first[0].argmax(-1) == first[1]).float().mean())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specrt.engines.progress import SILENT
 from tests.exports import Exports, digest, made_once
 from tests.progress import KeptProgress
 
@@ -28,7 +27,7 @@ def head_pair(exports: Exports) -> HeadPair:
 
 
 def _make(root: Path) -> None:
-    from specrt.exporter.heads.text import written_texts
+    from specrt.exporter.heads.texts import opening_ids, write_texts
     from tests.exporter.heads.making import head_config, random_head, save_head, tiny_target
     from tests.tiny import tiny_tokenizer
 
@@ -36,7 +35,7 @@ def _make(root: Path) -> None:
     target.save_pretrained(root / "target")
     tiny_tokenizer().save_pretrained(root / "target")
     head = random_head(head_config(), target)
-    _learn(head, target, [text.ids for text in written_texts(target, tiny_tokenizer(), SILENT)])
+    _learn(head, target, [text.ids for text in write_texts(target, opening_ids(tiny_tokenizer()))])
     save_head(root / "head", "speculators", head)
 
 

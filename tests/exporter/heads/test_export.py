@@ -32,6 +32,7 @@ from tests.exporter.heads.oracle import Faults, Rounds, reference_rounds
 from tests.exporter.heads.pairs import PROMPTS, HeadPair, K, head_bundle, head_pair, notes_of
 from tests.exports import Exports
 from tests.progress import KeptProgress
+from tests.tools.commands import invoke
 
 NUM_TOKENS = 40
 
@@ -262,6 +263,11 @@ def test_a_head_of_another_target_is_exported_where_its_variant_is_named(
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ExportOptions("target", Path("b"), **options)
+
+
+def test_taps_that_are_no_numbers(tmp_path: Path) -> None:
+    result = invoke("export", "target", "-o", tmp_path / "b", "--draft", "eagle3:head", "--taps", "2,x,4")
+    assert result.exit_code == 2 and "expected numbers such as 2,15,27" in result.stderr
 
 
 def test_a_norm_without_tensors_is_refused(pair: HeadPair, tmp_path: Path) -> None:
