@@ -6,6 +6,7 @@ import click
 
 from specrt import __version__
 from specrt.tools.commands.bundles.build import build
+from specrt.tools.commands.bundles.distill import distill
 from specrt.tools.commands.bundles.export import export
 from specrt.tools.commands.bundles.inspect import inspect
 from specrt.tools.commands.bundles.plan import plan
@@ -36,6 +37,7 @@ def main() -> None:
 
 for _command in (
     export,
+    distill,
     build,
     generate,
     chat,
