@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,9 @@ Array = npt.NDArray[Any]
 
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
+
+# On a device, passes up to this width keep what they were prepared with. Wider ones are the rest of a prompt.
+KEPT_WIDTHS = 16
 
 
 class Memory(Protocol):
@@ -116,6 +120,15 @@ class Backend(Protocol):
 
     name: str
     device: str
+
+    @property
+    def cache_path(self) -> Path | None:
+        """The file of the kernels that the library compiled on this machine; None if it compiles none."""
+        ...
+
+    def save_cache(self) -> None:
+        """Write that file, if there are new kernels."""
+        ...
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
         """Load the graph at path ``graph`` of the bundle. ``threads`` may differ from the backend's.

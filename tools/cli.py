@@ -9,6 +9,7 @@ from specrt.tools.commands.bundles.build import build
 from specrt.tools.commands.bundles.export import export
 from specrt.tools.commands.bundles.inspect import inspect
 from specrt.tools.commands.bundles.plan import plan
+from specrt.tools.commands.bundles.warm import warm
 from specrt.tools.commands.checks.align import align
 from specrt.tools.commands.checks.bench import bench
 from specrt.tools.commands.checks.compare import compare
@@ -37,6 +38,7 @@ def main() -> None:
 for _command in (
     export,
     build,
+    warm,
     generate,
     chat,
     serve,

@@ -15,7 +15,7 @@ from specrt.engines.contract import ROWS, WIDTH, Contract
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import Device, open_device
-from specrt.engines.interface import CUDA, Backend
+from specrt.engines.interface import CUDA, KEPT_WIDTHS, Backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.trt.context import Pass, must
 from specrt.engines.trt.library import DTYPES, check_capability, deserialize, load_library
@@ -23,9 +23,6 @@ from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.profiles import PREFILL
 from specrt.engines.trt.record import EngineEntry, build_command, check_build, engines_folder, record_from_bundle
 from specrt.engines.trt.runtime_cache import RuntimeCache
-
-# Passes up to this width keep a context. Wider ones are the rest of a prompt and share one.
-KEPT_WIDTHS = 16
 
 
 class TrtBackend(Backend):
@@ -58,6 +55,15 @@ class TrtBackend(Backend):
     @property
     def fix(self) -> str:
         return f"build them again with '{build_command(self.bundle, self.name)}'"
+
+    @property
+    def cache_path(self) -> Path | None:
+        """See ``specrt.engines.interface.Backend``. Only TensorRT-RTX compiles kernels when it runs."""
+        return self.cache.path
+
+    def save_cache(self) -> None:
+        """See ``specrt.engines.interface.Backend``."""
+        self.cache.save()
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> TrtEngine:
         """See ``specrt.engines.interface.Backend.load``. Threads of the host are not used."""

@@ -62,7 +62,7 @@ class ComputeCapability(Enum):
 
 @dataclass
 class IRuntimeCache:
-    """Its content: the files of the engines whose shapes were compiled."""
+    """Its content: what was compiled, see ``IExecutionContext.kernels``."""
 
     entries: set[str] = field(default_factory=set)
 
@@ -105,6 +105,7 @@ class Library:
         self.cuda, self.contracts = cuda, contracts
         self.engines: list[ICudaEngine] = []
         self.is_capturable = True  # what RTX's contexts answer
+        self.compiled: list[str] = []  # kernels that no cache had, in the first run that needs them
         self.rounding = 0.0  # of the logits, by the number of rows: a share of the largest
         shared = (TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger)
         rtx = (CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, IRuntimeCache, ComputeCapability)
@@ -245,6 +246,14 @@ class IExecutionContext:
     def infer_shapes(self) -> list[str]:
         return [tensor.name for tensor in self.engine.contract.inputs if tensor.name not in self.shapes]
 
+    @property
+    def kernels(self) -> str:
+        """The engine, and the shapes of its inputs where kernels are made for them."""
+        how = self.config.dynamic_shapes_kernel_specialization_strategy
+        is_special = how is not DynamicShapesKernelSpecializationStrategy.NONE
+        shapes = [*dict.fromkeys(self.shapes.values())] if is_special else "any"
+        return f"{'/'.join(Path(self.engine.graph).parts[-3:])} {shapes}"
+
     def execute_async_v3(self, stream: int) -> bool:
         engine, cuda = self.engine, self.engine.library.cuda
         if self.profile < 0 or self.infer_shapes() or stream != cuda.stream:
@@ -259,8 +268,9 @@ class IExecutionContext:
         if not self.runs:
             cuda.free_of_library(cuda.allocate_of_library(256))  # cuBLAS, kernels' code: no first run can be captured
         self.runs += 1
-        if self.config.cache is not None:
-            self.config.cache.entries.add(Path(engine.graph).name)
+        if self.config.cache is not None and self.kernels not in self.config.cache.entries:
+            self.config.cache.entries.add(self.kernels)
+            engine.library.compiled.append(self.kernels)
         self.is_captured |= cuda._capturing is not None
         cuda.enqueue(lambda: self._compute(io))
         return True

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from specrt.engines.gpu.device import Device
-from specrt.engines.trt.engine import KEPT_WIDTHS, TrtBackend
+from specrt.engines.interface import KEPT_WIDTHS
+from specrt.engines.trt.engine import TrtBackend
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of

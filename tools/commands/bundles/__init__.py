@@ -1,0 +1,1 @@
+"""Commands that make, show or prepare a bundle."""
