@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,6 +83,13 @@ class Binding(Protocol):
 
     def run(self, width: int, rows: int) -> None:
         """Run one pass of ``width`` tokens that returns ``rows`` rows. Allocates only for new widths."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Submit as a whole what this thread enqueues inside, on any binding of the device, up to each ``read``.
+
+        On a GPU work that recurs with the same sizes becomes one CUDA graph.
+        """
         ...
 
     def read(self, *names: str) -> list[Array]:
@@ -163,6 +171,10 @@ class HostBinding:
         """See ``Binding.take``."""
         items = np.asarray(source).reshape(-1)
         self.host[name].reshape(-1)[start : start + items.size] = items
+
+    def together(self) -> AbstractContextManager[None]:
+        """Nothing to do: a pass is done when ``run`` returns."""
+        return nullcontext()
 
     def read(self, *names: str) -> list[Array]:
         """See ``Binding.read``: the memory itself, at its largest shape."""

@@ -229,6 +229,7 @@ class IExecutionContext:
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.engine.library.cuda.counts["set_input_shape"] += 1
         if self.is_captured:
             raise AssertionError(f"{name} is given a shape after the context was captured")
         limits = self.engine.profiles[self.profile].get(name)
@@ -244,6 +245,10 @@ class IExecutionContext:
         return True
 
     def infer_shapes(self) -> list[str]:
+        self.engine.library.cuda.counts["infer_shapes"] += 1
+        return self._without_shape()
+
+    def _without_shape(self) -> list[str]:
         return [tensor.name for tensor in self.engine.contract.inputs if tensor.name not in self.shapes]
 
     @property
@@ -256,7 +261,8 @@ class IExecutionContext:
 
     def execute_async_v3(self, stream: int) -> bool:
         engine, cuda = self.engine, self.engine.library.cuda
-        if self.profile < 0 or self.infer_shapes() or stream != cuda.stream:
+        cuda.counts["execute"] += 1
+        if self.profile < 0 or self._without_shape() or stream != cuda.stream:
             return self._refuse("profile, shapes or stream are missing")
         if self.strategy is ExecutionContextAllocationStrategy.USER_MANAGED and (
             self.scratch is None or self.scratch[1] < engine.device_memory_size_v2
