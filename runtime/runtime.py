@@ -150,11 +150,12 @@ class Runtime:
     def warm(self, progress: Progress = SILENT) -> None:
         """Run every pass of a round and every sampler once, in an idle slot, and store what the library compiled.
 
-        Afterwards a text in that slot compiles nothing, and the next process finds the kernels in ``cache_paths``.
+        Afterwards a text in that slot compiles nothing, and the next process finds the kernels in ``cache_paths``. On a
+        GPU rounds are run as well, until they are captured as CUDA graphs.
         """
         slot = self._pool.take([], 1)
         try:
-            warm_slot(self._with_draft(slot), self.manifest.num_speculative_tokens, progress)
+            warm_slot(self, self._with_draft(slot), progress)
         finally:
             self._pool.give_back(slot)
         for backend in self._backends:

@@ -1,10 +1,12 @@
 """Work that is submitted as a whole: a round's passes and copies as one CUDA graph, launched with one call.
 
-Inside ``RoundGraphs.together`` nothing is enqueued at once. What the thread uploads, copies, runs and reads is noted, and
-submitted at the end or at a read. Work that was submitted before, with the same passes, addresses and sizes, is captured
-as a graph. What the host writes differs from round to round, positions too: all of it goes into one page-locked area,
-from there with one copy to the GPU, and copies within the GPU bring each part to its place, before the pass that needs
-it. Everything else is enqueued as it was noted.
+Inside ``RoundGraphs.together`` nothing is enqueued at once. What the thread uploads, copies, runs and reads is noted,
+and submitted at the end or at a read. Work that was submitted before, with the same passes, addresses and sizes, is
+captured as a graph; everything else is enqueued as it was noted.
+
+Positions, row indices and random numbers differ from round to round, and the host knows all of them when a round
+begins. They go into one page-locked area, from there with one copy to the GPU, and copies within the GPU bring each part
+to its place before the pass that needs it. So positions advance on the GPU without a kernel of our own.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from specrt.engines.errors import BackendError
 from specrt.engines.gpu.device import Device, DeviceArray, Pinned, aligned, decoded
 from specrt.engines.interface import Array
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from specrt.engines.gpu.binding import DeviceBinding
 
 GRAPH_BYTES, ANSWER_BYTES = 512 << 10, 16 << 10  # of what the host writes and reads in a graph
-MOST_GRAPHS, MOST_SEEN = 64, 256  # of a slot's model; the oldest are dropped
+AREA_BYTES = 2 * GRAPH_BYTES + ANSWER_BYTES  # on the host and on the GPU, of a slot's model
+MOST_GRAPHS, MOST_SEEN = 128, 512  # of a slot's model; the oldest are dropped
 
 _UPLOAD, _COPY, _RUN, _DOWNLOAD = range(4)
 _Step = tuple[Any, ...]  # one of them, and its arguments without contents
@@ -139,19 +140,17 @@ class RoundGraphs:
 
     def _captured(self, steps: tuple[_Step, ...]) -> Any:
         """A new graph of these steps; None if they are new, do not fit, or cannot be captured."""
-        if not all(step[1].can_capture(*step[2:]) for step in steps if step[0] == _RUN) or not _fit(steps):
-            return None
-        if self._area is None:
-            self._area = _Area(self._device)
         if steps not in self._seen:
             self._seen[steps] = None
             if len(self._seen) > MOST_SEEN:
                 del self._seen[next(iter(self._seen))]
             return None
+        if not all(step[1].can_capture(*step[2:]) for step in steps if step[0] == _RUN) or not _fit(steps):
+            return None
         if len(self._graphs) >= MOST_GRAPHS:
             self._device.wait()
             self._device.api.drop(self._graphs.pop(next(iter(self._graphs))))
-        area = self._area
+        area = self.reserve()
         try:
             graph = self._device.api.capture(lambda: area.enqueue(steps))
         except BackendError:
@@ -162,6 +161,12 @@ class RoundGraphs:
             return None
         self._graphs[steps] = graph
         return graph
+
+    def reserve(self) -> _Area:
+        """Allocate the memory of graphs, if that was not done before."""
+        if self._area is None:
+            self._area = _Area(self._device)
+        return self._area
 
 
 class _Area:

@@ -62,7 +62,7 @@ class ComputeCapability(Enum):
 
 @dataclass
 class IRuntimeCache:
-    """Its content: what was compiled, see ``IExecutionContext.kernels``."""
+    """Its content: what was compiled, see ``IExecutionContext._kernels``."""
 
     entries: set[str] = field(default_factory=set)
 
@@ -252,7 +252,7 @@ class IExecutionContext:
         return [tensor.name for tensor in self.engine.contract.inputs if tensor.name not in self.shapes]
 
     @property
-    def kernels(self) -> str:
+    def _kernels(self) -> str:
         """The engine, and the shapes of its inputs where kernels are made for them."""
         how = self.config.dynamic_shapes_kernel_specialization_strategy
         is_special = how is not DynamicShapesKernelSpecializationStrategy.NONE
@@ -274,9 +274,9 @@ class IExecutionContext:
         if not self.runs:
             cuda.free_of_library(cuda.allocate_of_library(256))  # cuBLAS, kernels' code: no first run can be captured
         self.runs += 1
-        if self.config.cache is not None and self.kernels not in self.config.cache.entries:
-            self.config.cache.entries.add(self.kernels)
-            engine.library.compiled.append(self.kernels)
+        if self.config.cache is not None and self._kernels not in self.config.cache.entries:
+            self.config.cache.entries.add(self._kernels)
+            engine.library.compiled.append(self._kernels)
         self.is_captured |= cuda._capturing is not None
         cuda.enqueue(lambda: self._compute(io))
         return True

@@ -35,7 +35,7 @@ def compiled(simulated: SimulatedGpu, ways: Sequence[dict[str, Any]]) -> list[st
     simulated.library.compiled.clear()
     with simulated.open() as runtime:
         for length, way in enumerate(ways):
-            generated(runtime, runtime.codec.encode(PROMPT)[: 1 + length], **way)
+            generated(runtime, (3 * runtime.codec.encode(PROMPT))[length : 2 * length + 1], **way)
     return simulated.library.compiled
 
 
@@ -53,9 +53,9 @@ def test_nothing_is_compiled_after_it(simulated: SimulatedGpu) -> None:
 def test_a_size_that_is_left_out_is_noticed(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: without passes of two rows at the end of a prompt."""
     sizes = warming.sizes_of_verification
-    monkeypatch.setattr(warming, "sizes_of_verification", lambda k: [size for size in sizes(k) if size != (2, 2)])
+    monkeypatch.setattr(warming, "sizes_of_verification", lambda k: [size for size in sizes(k) if size != (3, 2)])
     assert warm(simulated.bundle, "--backend", "tensorrt-rtx").exit_code == 0
-    assert any("target/model.onnx" in kernels for kernels in compiled(simulated, [WAYS["reproducible"]] * 2))
+    assert any("target/model.onnx" in kernels for kernels in compiled(simulated, [WAYS["reproducible"]] * 3))
 
 
 def test_a_text_is_the_same_after_it(simulated: SimulatedGpu) -> None:
@@ -87,5 +87,6 @@ def test_a_warm_runtime_on_the_cpu_gives_the_same_text(tiny_bundle: Path) -> Non
     for is_warm in (False, True):
         with specrt.load(tiny_bundle, threads=1, warm=is_warm) as runtime:
             assert runtime.num_idle_slots == is_warm
-            found.append([generated(runtime, **WAYS[name])[:2] for name in ("greedy", "seed, filters", "block")])
+            ways = [{**WAYS[name], "num_speculative_tokens": 4} for name in ("greedy", "seed, filters", "block")]
+            found.append([generated(runtime, **way)[:2] for way in ways])
     assert found[0] == found[1]
