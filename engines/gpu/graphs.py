@@ -5,8 +5,8 @@ and submitted at the end or at a read. Work that was submitted before, with the 
 captured as a graph; everything else is enqueued as it was noted.
 
 Positions, row indices and random numbers differ from round to round, and the host knows all of them when a round
-begins. They go into one page-locked area, from there with one copy to the GPU, and copies within the GPU bring each part
-to its place before the pass that needs it. So positions advance on the GPU without a kernel of our own.
+begins. They go into one page-locked area, from there with one copy to the GPU, and copies within the GPU bring each
+part to its place before the pass that needs it. So positions advance on the GPU without a kernel of our own.
 """
 
 from __future__ import annotations

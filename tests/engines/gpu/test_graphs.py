@@ -85,6 +85,7 @@ def test_a_mark_and_a_wait_come_after_what_was_enqueued(capturable: Capturable) 
             capturable.upload()
             capturable.run(4, 4)
             capturable.mark(1)
+            assert capturable.graphs._steps == [], "the mark is not before the pass"
             capturable.device.wait()
             elapsed = capturable.elapsed_ms()
             assert elapsed is not None and elapsed >= 0
