@@ -23,6 +23,9 @@ ROW_INDICES = "row_indices"
 LOGITS = "logits"
 TOKENS = "tokens"
 NUM_ACCEPTED = "num_accepted"
+FEATURES = "features"  # of a target with a head: what the head reads of each fed position
+FEATURE_CACHE = "feature_cache"  # of a head: the features by position; its own hidden states beyond the target's
+HIDDEN = "hidden"  # of a head: what its next step reads in place of a feature
 
 # How a graph writes and reads its KV cache, by backend.
 ONNXRUNTIME_DIALECT, STANDARD_DIALECT = "onnxruntime", "standard"
@@ -75,6 +78,11 @@ class ModelSpec:
     ``max_width`` is the widest pass (the prefill chunk), ``max_rows`` the maximum number of logits rows of a pass.
     ``dialect`` is one of ``DIALECTS``' values. ``vocab_size`` is the number of logits; ``num_input_ids`` is the number
     of input ids, if that is larger.
+
+    ``feature_size`` H is set for a target that writes features for an EAGLE-3 head, and for the head, which
+    ``reads_features``. A head's pair ``i`` is the feature of position ``i`` with the id at position ``i + 1``; its
+    positions, KV and feature cache are numbered by pairs. Its logits are over the target's ids, -inf for ids that it
+    does not draft.
     """
 
     vocab_size: int
@@ -86,6 +94,8 @@ class ModelSpec:
     kv_layers: tuple[KVLayer, ...]
     dialect: str = ONNXRUNTIME_DIALECT
     num_input_ids: int | None = None
+    feature_size: int | None = None
+    reads_features: bool = False
 
     def knows(self, token_id: int) -> bool:
         """Whether this id is a valid input."""
@@ -129,6 +139,12 @@ def model_contract(spec: ModelSpec) -> Contract:
         TensorSpec(ROW_INDICES, "int64", (ROWS,)),
     ]
     outputs = [TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size))]
+    if spec.feature_size is not None and spec.reads_features:
+        slots: Dim = spec.capacity if is_standard else CAPACITY
+        inputs.append(TensorSpec(FEATURE_CACHE, spec.dtype, (slots, spec.feature_size)))
+        outputs.append(TensorSpec(HIDDEN, spec.dtype, (ROWS, spec.feature_size)))
+    elif spec.feature_size is not None:
+        outputs.append(TensorSpec(FEATURES, spec.dtype, (WIDTH, spec.feature_size)))
     for index, layer in enumerate(spec.kv_layers):
         capacity: Dim = spec.capacity if is_standard else CAPACITY
         shape: tuple[Dim, ...] = (1, layer.num_kv_heads, capacity, layer.head_dim)

@@ -1,1 +1,1 @@
-"""Commands that make, show or prepare a bundle."""
+"""Commands that make a bundle or describe one."""
