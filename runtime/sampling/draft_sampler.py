@@ -95,7 +95,7 @@ class DraftSampler:
         return int(sampler.read(TOKENS)[0][0])
 
     def _numbers_of(self, uniforms: Uniforms, num_committed: int) -> Array:
-        """The random numbers of a round, made at once: a call for each id would take longer than its draw. [K + 1, 3]"""
+        """The random numbers of a round, made at once: one call for each id takes longer. [K + 1, 3] f32"""
         if self._round != num_committed:
             self._round = num_committed
             if self._by_position:
