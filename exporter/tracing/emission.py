@@ -115,10 +115,13 @@ def _standard_attention(state: Tracing, layer: int, site: AttentionSite, states:
 def _in_single_operators(
     site: AttentionSite, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention for what TensorRT's ``Attention`` lacks: a softcap, and some head sizes. -> [1, H, M, D]"""
+    """Attention for what TensorRT's ``Attention`` lacks: a softcap, and some head sizes. -> [1, H, M, D]
+
+    Queries are transposed, not the cache, which TensorRT would copy once more to transpose it.
+    """
     group = site.num_heads // site.num_kv_heads
     rows = query.reshape(1, site.num_kv_heads, -1, site.kv_head_dim)  # [1, Hkv, group * M, D]
-    scores = (rows @ key.transpose(2, 3)).float() * site.scale  # [1, Hkv, group * M, C]
+    scores = (key @ rows.transpose(2, 3)).transpose(2, 3).float() * site.scale  # [1, Hkv, group * M, C]
     if site.softcap:
         scores = site.softcap * torch.tanh(scores / site.softcap)
     scores = scores.reshape(1, site.num_kv_heads, group, -1, key.shape[2])
