@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 import specrt
-from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.contract import STANDARD_DIALECTS, model_contract
 from specrt.engines.errors import UnsupportedModelError, one_line
 from specrt.engines.experts import Experts
 from specrt.engines.interface import Array
@@ -68,6 +68,8 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
         draft = plan_model("draft", source, options)
     eos = _eos(target)
     _check_draft(target, draft, eos, progress)
+    if options.draft.startswith("self:") and model_contract(target.spec).swaps:
+        progress.note(f"draft {options.draft}: has a KV cache of its own, as the target's changes place in every pass")
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress)
     with new_bundle(options.output) as folder:
@@ -166,7 +168,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
             traced = optimize(_trace(model, plan), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared
         if plan.quantization != "none":
-            store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
+            store = dequantize_weights if plan.spec.dialect in STANDARD_DIALECTS else quantize_weights
             store(graph, plan.quantization, plan.spec.vocab_size)
             quantize_experts(graph, plan.quantization)
         weights_bytes = _write(graph, plan, folder / plan.graph, progress)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
+from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_22_DIALECT, STANDARD_DIALECT
+from specrt.engines.dialects import dialect_of_tensorrt, dialects_of
 from specrt.engines.errors import UsageError
 from specrt.exporter.quantization.blocks import QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
@@ -15,11 +16,13 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _DIALECT_DTYPES = {
     ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
     STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
+    STANDARD_22_DIALECT: (("fp16", "bf16"), "as for later versions of TensorRT"),
 }
 # The quantizations of each dialect, the dtypes of activations that they work with, and why only these.
 _DIALECT_QUANTIZATIONS = {
     ONNXRUNTIME_DIALECT: (tuple(QUANTIZATIONS), ("fp32",), "its activations are fp32"),
     STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
+    STANDARD_22_DIALECT: (("int8",), ("fp16", "bf16"), "its activations are fp16 or bf16"),  # no blocks before opset 21
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
 SKIP = "skip"
@@ -32,7 +35,8 @@ class ExportOptions:
 
     ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
     ``draft_vocab`` None lets the draft propose every id of its vocabulary. ``adapter`` is merged into the target;
-    ``no_adapter`` ignores an adapter in the model's folder.
+    ``no_adapter`` ignores an adapter in the model's folder. ``tensorrt_version``, as in ``10.3``, is the library's that
+    will run a bundle for ``tensorrt``; None is the current one.
     """
 
     target: str
@@ -47,6 +51,7 @@ class ExportOptions:
     draft_quantize: str = "none"
     draft_vocab: int | None = None
     backend: str = "onnxruntime"
+    tensorrt_version: str | None = None
     revision: str | None = None
     draft_revision: str | None = None
     adapter: str | None = None
@@ -64,18 +69,20 @@ class ExportOptions:
             raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
         if self.backend not in DIALECTS:
             raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
+        if self.tensorrt_version is not None and self.backend != "tensorrt":
+            raise UsageError(f"--tensorrt-version {self.tensorrt_version}: it is for --backend tensorrt; leave it out")
         self._check_dtypes()
         self._check_quantization()
         self._check_cut_draft()
 
     @property
     def dialect(self) -> str:
-        return DIALECTS[self.backend]
+        return DIALECTS[self.backend] if self.tensorrt_version is None else dialect_of_tensorrt(self.tensorrt_version)
 
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends that can run the bundle, the requested one first."""
-        return (self.backend, *(b for b, d in DIALECTS.items() if d == self.dialect and b != self.backend))
+        return (self.backend, *(b for b in DIALECTS if self.dialect in dialects_of(b) and b != self.backend))
 
     def dtype_of(self, role: str) -> str:
         """The contract's name of the dtype of ``target`` or ``draft``."""
@@ -95,8 +102,12 @@ class ExportOptions:
 
     @property
     def shares_kv(self) -> bool:
-        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization."""
-        return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
+        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization.
+
+        A cache that changes place in every pass is not shared.
+        """
+        has_place = self.dialect != STANDARD_22_DIALECT
+        return has_place and self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
 
     def _check_cut_draft(self) -> None:
         name, _, number = self.draft.partition(":")

@@ -88,7 +88,7 @@ def build(
         raise UsageError(
             f"--compute-capability: {library.module} builds for the GPU at hand; leave it out, or use tensorrt-rtx"
         )
-    trt = load_library(backend)
+    trt = load_library(backend, manifest.target.spec.dialect)
     gpus = find_gpus()
     if not library.is_portable and not gpus:
         raise BackendError(

@@ -15,7 +15,7 @@ def profiles_of(contract: Contract, has_decode: bool = False) -> dict[str, Profi
     ``decode`` (1 token); a sampler has one.
     """
     rows, width = contract.limits[ROWS], contract.limits[WIDTH]
-    if not any(tensor.alias for tensor in contract.outputs):
+    if not contract.has_cache:
         return {SAMPLE: {WIDTH: (1, min(rows, width), width), ROWS: (1, rows, rows)}}
     narrow = min(rows, width)
     profiles: dict[str, Profile] = {

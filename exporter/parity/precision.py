@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import STANDARD_DIALECTS, ModelSpec
 from specrt.engines.interface import Array
 from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
@@ -48,7 +48,7 @@ def _expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress
         cast_weights(model, torch.bfloat16)
         return logits
     logits = reference_logits(model, ids, spec.dialect)
-    if spec.dialect == STANDARD_DIALECT:
+    if spec.dialect in STANDARD_DIALECTS:
         largest = largest_activation(model, ids)
         if largest > FLOAT16_MAX / _HEADROOM:
             progress.note(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrt.engines.contract import LOGITS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec, model_contract
+from specrt.engines.contract import LOGITS, ONNXRUNTIME_DIALECT, STANDARD_DIALECTS, ModelSpec, model_contract
 from specrt.engines.errors import ParityError
 from specrt.engines.interface import Array, write_pass
 from specrt.engines.manifest import LOGITS_TOLERANCE, Parity
@@ -17,7 +17,6 @@ from specrt.engines.ort.cpu import OrtEngine
 NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
-_WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # the dtype that overflows less
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
@@ -50,10 +49,15 @@ def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT)
     for _ in range(4):
         previous, logits = logits, whole_logits(model, ids)
         if not np.isfinite(logits).all():
-            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_WIDER[dialect]}")
+            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_wider(dialect)}")
         if np.array_equal(previous, logits):
             return logits
     raise ParityError("the torch model's logits differ in every pass, so no graph can be compared with them")
+
+
+def _wider(dialect: str) -> str:
+    """The option for the dtype that overflows less."""
+    return "--dtype bf16" if dialect in STANDARD_DIALECTS else "--dtype fp32"
 
 
 def whole_logits(model: Any, ids: Array) -> Array:
@@ -79,7 +83,7 @@ def check_parity(
     """
     got = graph_logits(graph, spec, ids, threads, prepack=is_quantized)
     if not np.isfinite(got).all():
-        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {_WIDER[spec.dialect]}")
+        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {_wider(spec.dialect)}")
     error = float(np.abs(got - expected).max())
     scale = float(np.abs(expected).max())
     agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())

@@ -1,4 +1,4 @@
-"""The layers of an engine as TensorRT-RTX's builder lists them; no GPU is needed, which its engine inspector asks for."""
+"""The layers of an engine, as TensorRT-RTX's builder lists them. Its engine inspector needs a GPU; this does not."""
 
 from __future__ import annotations
 

@@ -41,6 +41,11 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     metavar="onnxruntime|tensorrt-rtx|tensorrt",
     help="The backend that will run the bundle.",
 )
+@click.option(
+    "--tensorrt-version",
+    metavar="VERSION",
+    help="TensorRT that will run a bundle for tensorrt, as in 10.3 (JetPack 6). [default: current]",
+)
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
