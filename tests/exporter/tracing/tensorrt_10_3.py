@@ -1,7 +1,7 @@
 """What TensorRT 10.3's ONNX parser takes, and where a graph asks for more.
 
-Read from its table of operators (``docs/operators.md`` of onnx-tensorrt at 10.1: opsets 9 to 20) and from its changes in
-10.2 and 10.3, which took nothing away. Operators that no export has are left out. It was not run.
+Read from its table of operators (``docs/operators.md`` of onnx-tensorrt at 10.1: opsets 9 to 20) and from its changes
+in 10.2 and 10.3, which took nothing away. Operators that no export has are left out. It was not run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ _ROWS = (
     (frozenset({TensorProto.INT8}), "DequantizeLinear"),
 )
 OPERATORS = {name: types for types, names in _ROWS for name in names.split()}
-_CONSTANT_INPUT = {
-    name: 1 for name in ("CumSum", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "TopK")
-}
-_CONSTANT_INPUT |= {"Unsqueeze": 1, "Slice": 3, "OneHot": 1}
+_AXES_SECOND = ("CumSum", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze")
+_CONSTANT_INPUT = {**dict.fromkeys(_AXES_SECOND, 1), "TopK": 1, "OneHot": 1, "Slice": 3}
 _MOST_SORTED = 3839
 
 
@@ -42,7 +40,7 @@ def objections(model: onnx.ModelProto) -> Iterator[str]:
     model = onnx.shape_inference.infer_shapes(model)
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input)}
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type not in OPERATORS or node.domain:

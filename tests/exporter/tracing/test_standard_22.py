@@ -1,4 +1,4 @@
-"""The dialect for TensorRT before 10.15: operators of its parser alone, and a cache in two buffers that change places."""
+"""The dialect for TensorRT before 10.15: operators of its parser, and a cache in two buffers that change places."""
 
 from __future__ import annotations
 
