@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +27,8 @@ from specrt.tools.serving.service import Service
 from specrt.tools.serving.tokens import detokenized, tokenized
 
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+NUM_PREPARING = 4  # requests whose prompts are encoded at a time; each takes time from the engine, and memory
 
 
 class Json(Response):
@@ -53,6 +56,7 @@ def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> St
     handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
     app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
     app.state.service = service
+    app.state.preparing = CapacityLimiter(NUM_PREPARING)
     return app
 
 
@@ -75,7 +79,8 @@ async def _generate(request: Request) -> Any:
     service, body = await _body(request)
     read = chat_request if request.url.path == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
-    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted)
+    preparing: CapacityLimiter = request.app.state.preparing
+    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
     return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))
 
 
@@ -90,7 +95,7 @@ async def _detokenize(request: Request) -> Response:
 async def _of_tokens(request: Request, action: Callable[[Service, Any], dict[str, Any]]) -> Response:
     service, body = await _body(request)
     try:
-        return Json(await anyio.to_thread.run_sync(action, service, body))
+        return Json(await anyio.to_thread.run_sync(action, service, body, limiter=request.app.state.preparing))
     except UsageError as error:
         raise refused(error) from error
 
