@@ -82,7 +82,7 @@ def _requests() -> list[tuple[str, dict[str, Any]]]:
     ]
     messages = [{"role": "user", "content": _PROMPTS[-1]}]
     chats = [
-        (CHAT, {"messages": messages, "max_tokens": 60, **way, **fields}) for fields in _STRUCTURED for way in _WAYS[:2]
+        (CHAT, {"messages": messages, "max_tokens": 120, **way, **fields}) for fields in _STRUCTURED for way in _WAYS[:2]
     ]
     return plain + chats
 
