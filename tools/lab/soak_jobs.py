@@ -80,10 +80,8 @@ def _requests() -> list[tuple[str, dict[str, Any]]]:
         for number, prompt in enumerate(_PROMPTS)
         for way in _WAYS
     ]
-    messages = [{"role": "user", "content": _PROMPTS[-1]}]
-    chats = [
-        (CHAT, {"messages": messages, "max_tokens": 120, **way, **fields}) for fields in _STRUCTURED for way in _WAYS[:2]
-    ]
+    chat = {"messages": [{"role": "user", "content": _PROMPTS[-1]}], "max_tokens": 120}
+    chats = [(CHAT, {**chat, **way, **fields}) for fields in _STRUCTURED for way in _WAYS[:2]]
     return plain + chats
 
 

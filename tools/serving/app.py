@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -40,8 +41,13 @@ class Json(Response):
         return encoded(content)
 
 
-def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> Starlette:
-    """The application. ``app.state.service`` may be set later; until then the status is 503."""
+def create_app(
+    service: Service | None = None, keys: Sequence[bytes] = (), cors_origins: Sequence[str] = ()
+) -> Starlette:
+    """The application. ``app.state.service`` may be set later; until then the status is 503.
+
+    Browsers let pages of ``cors_origins`` read the answers; ``*`` stands for all pages.
+    """
     routes = [
         Route("/v1/chat/completions", _generate, methods=["POST"], name="chat"),
         Route("/v1/completions", _generate, methods=["POST"], name="completions"),
@@ -54,7 +60,10 @@ def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> St
         Route("/", _page, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
+    # Outside the guard: a browser asks without a key whether it may send one, and a refusal must be readable too
+    cors = {"allow_origins": cors_origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    middleware = [Middleware(CORSMiddleware, **cors)] if cors_origins else []
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[*middleware, Middleware(Guard, keys=keys)])
     app.state.service = service
     app.state.preparing = CapacityLimiter(NUM_PREPARING)
     return app
