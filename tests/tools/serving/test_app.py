@@ -266,19 +266,6 @@ def test_bodies_that_are_none(served: Served) -> None:
     assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "messages")
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(served: Served, monkeypatch: Any) -> None:
-    """Encoding takes memory of 100 times the size of a text."""
-    codec = served.service.runtime.codec
-    monkeypatch.setattr(codec, "encode", lambda *_: pytest.fail("it was encoded"))
-    text = "x" * (CONTEXT * codec.max_token_chars + 1)
-    for path, body in (
-        ("/v1/chat/completions", {"messages": [*user("x"), *user(text)]}),
-        ("/v1/completions", {"prompt": [text]}),
-    ):
-        response = served.post(path, **body)
-        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-
 def test_models_and_names(served: Served) -> None:
     listed = served.client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["parrot", "bird"] and listed["object"] == "list"

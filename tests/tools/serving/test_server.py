@@ -91,12 +91,15 @@ def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path:
             (["--metrics-prefix", "a b"], 2, "--metrics-prefix: got 'a b'"),
             (["--generation-config", str(tmp_path / "none")], 2, "No such file"),
             (["--tool-parser", "other"], 2, "--tool-parser"),
+            (["--cors-origin", "localhost"], 2, "--cors-origin: got 'localhost'"),
         ):
             result = invoke("serve", parrot_bundle, "--port", port, *options)
             assert result.exit_code == code and message in result.stderr.splitlines()[-1]
         result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
         warning, error = result.stderr.splitlines()
         assert warning.startswith("specrt: warning: other machines can reach 0.0.0.0") and "--port" in error
+        warning, _ = invoke("serve", parrot_bundle, "--port", port, "--cors-origin", "*").stderr.splitlines()
+        assert warning.startswith("specrt: warning: every web page can use the server")
 
 
 @pytest.mark.parametrize("stream", [False, True])
