@@ -252,3 +252,20 @@ def test_a_prompt_that_begins_as_another_finds_its_slot(parrot_bundle: Path) -> 
                 messages += [answer["choices"][0]["message"], *user(f"{name} again")]
         assert served.metric("vllm:prefix_cache_hits_total") > 500
         assert served.metric("vllm:prefix_cache_queries_total") > served.metric("vllm:prefix_cache_hits_total")
+
+
+def test_a_common_system_prompt_is_found_and_a_long_conversation_stays(parrot_bundle: Path) -> None:
+    """Four conversations on three slots. The long one keeps its slot while short ones come and go."""
+    system = [{"role": "system", "content": "s" * 60}]
+    with serving(maker(parrot_bundle, max_concurrency=3)) as served:
+
+        def cached(messages: list[dict[str, str]]) -> int:
+            answer = served.post("/v1/chat/completions", messages=messages, max_tokens=20).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        long = [*system, *user("a" * 300)]
+        assert cached(long) == 0
+        for index, name in enumerate("bcdef"):
+            found = cached([*system, *user(name * 40)])
+            assert found >= (60 if index > 1 else 0), "once per slot it is computed"
+            assert cached(long) >= 350, name

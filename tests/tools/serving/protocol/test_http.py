@@ -52,9 +52,10 @@ def test_pages_of_an_allowed_origin_can_use_the_api(parrot_bundle: Path) -> None
             for headers, status in ((key, 200), ({}, 401)):
                 done = served.client.post(url, json={"messages": user("x")}, headers={"Origin": origin, **headers})
                 assert (done.status_code, done.headers.get("Access-Control-Allow-Origin")) == (status, allowed)
-        assert "authorization" in served.client.options(url, headers={"Origin": PAGE, **ASK}).headers[
-            "Access-Control-Allow-Headers"
-        ]
+        assert (
+            "authorization"
+            in served.client.options(url, headers={"Origin": PAGE, **ASK}).headers["Access-Control-Allow-Headers"]
+        )
 
 
 def test_without_the_option_no_page_can(served: Served) -> None:
