@@ -61,9 +61,9 @@ def create_app(
     ]
     handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
     # Outside the guard: a browser asks without a key whether it may send one, and a refusal must be readable too
-    cors = {"allow_origins": cors_origins, "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-    middleware = [Middleware(CORSMiddleware, **cors)] if cors_origins else []
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[*middleware, Middleware(Guard, keys=keys)])
+    cors = Middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    middleware = [*([cors] if cors_origins else []), Middleware(Guard, keys=keys)]
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
     app.state.service = service
     app.state.preparing = CapacityLimiter(NUM_PREPARING)
     return app
