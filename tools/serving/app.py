@@ -7,10 +7,12 @@ from importlib import resources
 from typing import Any
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -27,6 +29,8 @@ from specrt.tools.serving.tokens import detokenized, tokenized
 
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
+NUM_PREPARING = 4  # requests whose prompts are encoded at a time; each takes time from the engine, and memory
+
 
 class Json(Response):
     """A JSON body that may contain any text."""
@@ -37,8 +41,13 @@ class Json(Response):
         return encoded(content)
 
 
-def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> Starlette:
-    """The application. ``app.state.service`` may be set later; until then the status is 503."""
+def create_app(
+    service: Service | None = None, keys: Sequence[bytes] = (), cors_origins: Sequence[str] = ()
+) -> Starlette:
+    """The application. ``app.state.service`` may be set later; until then the status is 503.
+
+    Browsers let pages of ``cors_origins`` read the answers; ``*`` stands for all pages.
+    """
     routes = [
         Route("/v1/chat/completions", _generate, methods=["POST"], name="chat"),
         Route("/v1/completions", _generate, methods=["POST"], name="completions"),
@@ -51,8 +60,12 @@ def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> St
         Route("/", _page, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
+    # Outside the guard: a browser asks without a key whether it may send one, and a refusal must be readable too
+    cors = Middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    middleware = [*([cors] if cors_origins else []), Middleware(Guard, keys=keys)]
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
     app.state.service = service
+    app.state.preparing = CapacityLimiter(NUM_PREPARING)
     return app
 
 
@@ -75,7 +88,8 @@ async def _generate(request: Request) -> Any:
     service, body = await _body(request)
     read = chat_request if request.url.path == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
-    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted)
+    preparing: CapacityLimiter = request.app.state.preparing
+    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
     return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))
 
 
@@ -90,7 +104,7 @@ async def _detokenize(request: Request) -> Response:
 async def _of_tokens(request: Request, action: Callable[[Service, Any], dict[str, Any]]) -> Response:
     service, body = await _body(request)
     try:
-        return Json(await anyio.to_thread.run_sync(action, service, body))
+        return Json(await anyio.to_thread.run_sync(action, service, body, limiter=request.app.state.preparing))
     except UsageError as error:
         raise refused(error) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from specrt.engines.errors import UsageError
 from specrt.tools.serving.protocol.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+")
 _PROTECTED = ("/v1", "/tokenize", "/detokenize")
 
 
@@ -25,6 +27,14 @@ def keys_from_file(path: Path) -> list[bytes]:
     if not any(keys):
         raise UsageError(f"--api-key-file: {path} has no key; write one per line")
     return [key for key in keys if key]
+
+
+def checked_origins(origins: Sequence[str]) -> list[str]:
+    """Origins as browsers send them, or ``*``. Raises ``UsageError`` for anything else."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UsageError(f"--cors-origin: got {origin!r}, expected '*' or an origin such as http://localhost:3000")
+    return [origin.lower() for origin in origins]
 
 
 class Guard:

@@ -129,6 +129,7 @@ def serve(
     announce: Callable[[str, Service], None],
     keys: Sequence[bytes] = (),
     drain_timeout_s: float = 30.0,
+    cors_origins: Sequence[str] = (),
 ) -> None:
     """Serve until a signal. Errors of ``load`` are raised here; ``announce`` gets the URL when it is loaded.
 
@@ -137,7 +138,8 @@ def serve(
     with address.bind() as bound:
         log_to_stderr()
         url = address.url(bound)
-        server = Server(create_app(keys=keys), load, drain_timeout_s, lambda service: announce(url, service))
+        app = create_app(keys=keys, cors_origins=cors_origins)
+        server = Server(app, load, drain_timeout_s, lambda service: announce(url, service))
         server.start_loading()
         try:
             server.run(sockets=[bound])

@@ -91,12 +91,15 @@ def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path:
             (["--metrics-prefix", "a b"], 2, "--metrics-prefix: got 'a b'"),
             (["--generation-config", str(tmp_path / "none")], 2, "No such file"),
             (["--tool-parser", "other"], 2, "--tool-parser"),
+            (["--cors-origin", "localhost"], 2, "--cors-origin: got 'localhost'"),
         ):
             result = invoke("serve", parrot_bundle, "--port", port, *options)
             assert result.exit_code == code and message in result.stderr.splitlines()[-1]
         result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
         warning, error = result.stderr.splitlines()
         assert warning.startswith("specrt: warning: other machines can reach 0.0.0.0") and "--port" in error
+        warning, _ = invoke("serve", parrot_bundle, "--port", port, "--cors-origin", "*").stderr.splitlines()
+        assert warning.startswith("specrt: warning: every web page can use the server")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -249,3 +252,20 @@ def test_a_prompt_that_begins_as_another_finds_its_slot(parrot_bundle: Path) -> 
                 messages += [answer["choices"][0]["message"], *user(f"{name} again")]
         assert served.metric("vllm:prefix_cache_hits_total") > 500
         assert served.metric("vllm:prefix_cache_queries_total") > served.metric("vllm:prefix_cache_hits_total")
+
+
+def test_a_common_system_prompt_is_found_and_a_long_conversation_stays(parrot_bundle: Path) -> None:
+    """Four conversations on three slots. The long one keeps its slot while short ones come and go."""
+    system = [{"role": "system", "content": "s" * 60}]
+    with serving(maker(parrot_bundle, max_concurrency=3)) as served:
+
+        def cached(messages: list[dict[str, str]]) -> int:
+            answer = served.post("/v1/chat/completions", messages=messages, max_tokens=20).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        long = [*system, *user("a" * 300)]
+        assert cached(long) == 0
+        for index, name in enumerate("bcdef"):
+            found = cached([*system, *user(name * 40)])
+            assert found >= (60 if index > 1 else 0), "once per slot it is computed"
+            assert cached(long) >= 350, name
