@@ -12,10 +12,10 @@ from typing import Any
 import specrt
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, manifest_from_bundle, manifest_text
 from specrt.engines.storage.integrity import sha256_of
-from specrt.tools.serving.protocol.choices import Delta
-from specrt.tools.serving.protocol.requests import Defaults, chat_request, completion_request
-from specrt.tools.serving.protocol.responses import Answer
-from specrt.tools.serving.service import Config, Service
+from specrt.serving.protocol.choices import Delta
+from specrt.serving.protocol.requests import Defaults, chat_request, completion_request
+from specrt.serving.protocol.responses import Answer
+from specrt.serving.service import Config, Service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _TEMPLATE = (

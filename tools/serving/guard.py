@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.protocol.errors import ApiError
+from specrt.serving.protocol.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+")

@@ -15,7 +15,7 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import grammar_of, json_rule
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.tools.serving.protocol.tool_parsers import FORMATS
+from specrt.serving.protocol.tool_parsers import FORMATS
 from tests.runtime.sampling.grammars import grammars_of
 from tests.runtime.support.bundles import Open
 from tests.tools.serving.protocol.calls import parsed

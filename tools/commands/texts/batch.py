@@ -28,12 +28,12 @@ def batch(bundle: Path, requests_file: Path, answers_file: Path, **options: Any)
     """
     place = place_of(options)
     from specrt.engines.manifest import manifest_from_bundle
+    from specrt.serving.batch import run_batch
+    from specrt.serving.batch_files import Answers, requests_of
+    from specrt.serving.defaults import sampling_defaults
+    from specrt.serving.protocol.requests import Defaults
+    from specrt.serving.service import Config, Limits, open_service
     from specrt.tools.hashing import checked_manifest
-    from specrt.tools.serving.batch import run_batch
-    from specrt.tools.serving.batch_files import Answers, requests_of
-    from specrt.tools.serving.defaults import sampling_defaults
-    from specrt.tools.serving.protocol.requests import Defaults
-    from specrt.tools.serving.service import Config, Limits, open_service
     from specrt.tools.terminal.progress import shown_progress
 
     requests = requests_of(requests_file)

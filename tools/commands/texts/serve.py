@@ -99,12 +99,12 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     """
     place = place_of(options)
     from specrt.engines.manifest import manifest_from_bundle
+    from specrt.serving.defaults import sampling_defaults
+    from specrt.serving.guard import checked_origins, keys_from_file
+    from specrt.serving.protocol.requests import Defaults
+    from specrt.serving.server import Address, serve
+    from specrt.serving.service import Config, Limits, Service, check_prefix, open_service
     from specrt.tools.hashing import checked_manifest
-    from specrt.tools.serving.defaults import sampling_defaults
-    from specrt.tools.serving.guard import checked_origins, keys_from_file
-    from specrt.tools.serving.protocol.requests import Defaults
-    from specrt.tools.serving.server import Address, serve
-    from specrt.tools.serving.service import Config, Limits, Service, check_prefix, open_service
     from specrt.tools.terminal.progress import shown_progress
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []

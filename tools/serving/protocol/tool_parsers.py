@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from specrt.tools.serving.protocol.tool_json import Nesting, NotACall, Opened, head_of
+from specrt.serving.protocol.tool_json import Nesting, NotACall, Opened, head_of
 
 _LONG = 4096  # characters; a beginning of this length is read again only after a brace
 

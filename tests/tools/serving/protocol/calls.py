@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from specrt.tools.serving.protocol.tool_parsers import FORMATS, CallArguments, CallBegin, CallEnd, Event, ToolParser
+from specrt.serving.protocol.tool_parsers import FORMATS, CallArguments, CallBegin, CallEnd, Event, ToolParser
 
 
 class Call(NamedTuple):

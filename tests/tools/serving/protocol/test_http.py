@@ -9,8 +9,8 @@ import pytest
 
 from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import load
-from specrt.tools.serving.guard import checked_origins
-from specrt.tools.serving.service import Config, Service
+from specrt.serving.guard import checked_origins
+from specrt.serving.service import Config, Service
 from tests.tools.serving.parrot import CONTEXT
 from tests.tools.serving.serving import Served, serving, user
 

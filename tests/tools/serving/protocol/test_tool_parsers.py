@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.tools.serving.protocol.tool_parsers import (
+from specrt.serving.protocol.tool_parsers import (
     FORMATS,
     CallArguments,
     CallBegin,
