@@ -15,7 +15,7 @@ import pytest
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.tools.serving.batch import run_batch
 from specrt.tools.serving.batch_files import Answers, requests_of
-from tests.tools.commands import invoke
+from tests.tools.commands import invoke, one_error_line
 from tests.tools.serving.serving import Served, user, wait_until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -146,6 +146,21 @@ def test_another_file_is_left_as_it_is(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=reason):
             Answers(path, ["a"])
         assert path.read_text() == text
+
+
+def test_two_processes_do_not_write_to_one_file(parrot_bundle: Path, tmp_path: Path) -> None:
+    source, output = written(tmp_path / "in.jsonl", line("a", messages=user("hi"))), tmp_path / "out.jsonl"
+    output.write_bytes(b'{"id":"batch_req_12')  # the first process is in the middle of a line
+    hold = f"import fcntl; f = open({str(output)!r}, 'ab'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        done = invoke("batch", parrot_bundle, source, output)
+        assert done.exit_code == ResourceError.exit_code
+        assert "out.jsonl: another process writes answers to it" in one_error_line(done)
+        assert output.read_bytes() == b'{"id":"batch_req_12'
+        process.kill()
+    assert invoke("batch", parrot_bundle, source, output).exit_code == 0  # nothing is left of the lock
+    assert set(read(output)) == {"a"}
 
 
 def test_a_full_disk_is_one_line() -> None:
