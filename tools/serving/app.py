@@ -50,10 +50,15 @@ def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> St
         Route("/metrics", _metrics, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
+    app = guarded(routes, keys)
     app.state.service = service
     return app
+
+
+def guarded(routes: Sequence[Route], keys: Sequence[bytes]) -> Starlette:
+    """An application with the errors, the log and the keys of this server."""
+    handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
 
 
 def _service(request: Request) -> Service:
