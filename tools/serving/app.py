@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, get_route_path
 
 from specrt.engines.errors import UsageError
 from specrt.tools.serving.bodies import json_body
@@ -78,7 +78,7 @@ async def _body(request: Request) -> tuple[Service, Any]:
 
 async def _generate(request: Request) -> Any:
     service, body = await _body(request)
-    read = chat_request if request.url.path == "/v1/chat/completions" else completion_request
+    read = chat_request if get_route_path(request.scope) == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
     choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted)
     return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))

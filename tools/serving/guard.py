@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.routing import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
@@ -47,7 +48,7 @@ class Guard:
             await send(message)
 
         try:
-            if self._keys and scope["path"].startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
+            if self._keys and get_route_path(scope).startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
                 await _unauthorized()(scope, receive, noting)
             else:
                 await self._app(scope, receive, noting)

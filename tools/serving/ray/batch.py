@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +23,7 @@ from specrt.tools.serving.batch import answers_to
 from specrt.tools.serving.batch_files import Answers, Request
 from specrt.tools.serving.source import Source
 
+CONNECT_S = 10.0
 BLOCKS_AT_A_TIME = 2  # of an actor: the second fills the places that the first's last requests leave
 
 
@@ -47,17 +50,30 @@ def connected(address: str) -> Iterator[None]:
 
     Raises ``BackendError``.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    hint = "start one with 'ray start --head', or use 'local'"
     try:
+        _check(address)
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        hint = "start one with 'ray start --head', or use 'local'"
+        signal.signal(signal.SIGTERM, handler)  # Ray's ends with another exit code
+    except (RayError, OSError, RuntimeError, ValueError) as error:
         raise BackendError(f"--ray: no cluster at {address!r} ({kind_and_line(error)}); {hint}") from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check(address: str) -> None:
+    """Raise ``OSError`` or ``ValueError`` unless something listens there. Ray would try for many minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError("expected HOST:PORT, auto or local")
+    socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def run_batch_on_ray(
