@@ -13,12 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route, get_route_path
+from starlette.routing import Route
 
 from specrt.engines.errors import UsageError
 from specrt.tools.serving.bodies import json_body
 from specrt.tools.serving.exchange import Exchange
-from specrt.tools.serving.guard import Guard
+from specrt.tools.serving.guard import Guard, route_path
 from specrt.tools.serving.protocol.errors import ApiError, internal, refused, unavailable
 from specrt.tools.serving.protocol.requests import chat_request, completion_request
 from specrt.tools.serving.protocol.responses import encoded
@@ -78,7 +78,7 @@ async def _body(request: Request) -> tuple[Service, Any]:
 
 async def _generate(request: Request) -> Any:
     service, body = await _body(request)
-    read = chat_request if get_route_path(request.scope) == "/v1/chat/completions" else completion_request
+    read = chat_request if route_path(request.scope) == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
     choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted)
     return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.routing import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
@@ -26,6 +25,12 @@ def keys_from_file(path: Path) -> list[bytes]:
     if not any(keys):
         raise UsageError(f"--api-key-file: {path} has no key; write one per line")
     return [key for key in keys if key]
+
+
+def route_path(scope: Scope) -> str:
+    """The path of a request below the prefix, if any, that the application is mounted under."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 class Guard:
@@ -48,7 +53,7 @@ class Guard:
             await send(message)
 
         try:
-            if self._keys and get_route_path(scope).startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
+            if self._keys and route_path(scope).startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
                 await _unauthorized()(scope, receive, noting)
             else:
                 await self._app(scope, receive, noting)

@@ -14,11 +14,12 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, get_route_path
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from specrt.tools.serving.app import guarded
 from specrt.tools.serving.bodies import raw_body
+from specrt.tools.serving.guard import route_path
 from specrt.tools.serving.protocol.errors import too_busy, unavailable
 from specrt.tools.serving.protocol.responses import event
 from specrt.tools.serving.protocol.routing import routing_key
@@ -44,7 +45,7 @@ class Gateway:
     async def _forward(self, request: Request) -> Any:
         body = await raw_body(request, self._max_body_bytes)
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
-        path = get_route_path(request.scope)
+        path = route_path(request.scope)
         scope |= {"path": path, "raw_path": path.encode(), "root_path": ""}
         key = routing_key(request.headers, body)
         return Relay(lambda: self._engine.options(session_id=key).remote(scope, body))
