@@ -16,14 +16,14 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.bodies import json_body
-from specrt.tools.serving.exchange import Exchange
-from specrt.tools.serving.guard import Guard, route_path
-from specrt.tools.serving.protocol.errors import ApiError, internal, refused, unavailable
-from specrt.tools.serving.protocol.requests import chat_request, completion_request
-from specrt.tools.serving.protocol.responses import encoded
-from specrt.tools.serving.service import Service
-from specrt.tools.serving.tokens import detokenized, tokenized
+from specrt.serving.bodies import json_body
+from specrt.serving.exchange import Exchange
+from specrt.serving.guard import Guard, route_path
+from specrt.serving.protocol.errors import ApiError, internal, refused, unavailable
+from specrt.serving.protocol.requests import chat_request, completion_request
+from specrt.serving.protocol.responses import encoded
+from specrt.serving.service import Service
+from specrt.serving.tokens import detokenized, tokenized
 
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -133,7 +133,7 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _page(request: Request) -> Response:
-    text = resources.files("specrt.tools.serving").joinpath("page.html").read_text(encoding="utf-8")
+    text = resources.files("specrt.serving").joinpath("page.html").read_text(encoding="utf-8")
     return HTMLResponse(text, headers={"Content-Security-Policy": _CSP})
 
 

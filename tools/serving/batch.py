@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specrt.engines.progress import SILENT, Progress
-from specrt.tools.serving.batch_files import Answers, Request
-from specrt.tools.serving.exchange import Exchange
-from specrt.tools.serving.protocol.errors import ApiError, internal, invalid
-from specrt.tools.serving.protocol.requests import chat_request, completion_request
-from specrt.tools.serving.service import Job, Service
+from specrt.serving.batch_files import Answers, Request
+from specrt.serving.exchange import Exchange
+from specrt.serving.protocol.errors import ApiError, internal, invalid
+from specrt.serving.protocol.requests import chat_request, completion_request
+from specrt.serving.service import Job, Service
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.engines.storage.files import cannot_write
-from specrt.tools.serving.protocol.errors import ApiError, invalid
-from specrt.tools.serving.protocol.fields import Fields
-from specrt.tools.serving.protocol.responses import encoded
+from specrt.serving.protocol.errors import ApiError, invalid
+from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.responses import encoded
 
 fcntl: Any
 try:

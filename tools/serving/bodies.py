@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from specrt.tools.serving.protocol.errors import ApiError
+from specrt.serving.protocol.errors import ApiError
 
 BODY_TIMEOUT_S = 30.0
 

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.protocol.errors import ApiError
+from specrt.serving.protocol.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
 _PROTECTED = ("/v1", "/tokenize", "/detokenize")

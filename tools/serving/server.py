@@ -15,8 +15,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from specrt.engines.errors import ResourceError, UsageError
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.service import Service
+from specrt.serving.app import create_app
+from specrt.serving.service import Service
 
 KEEP_ALIVE_S = 65
 _SECONDS_TO_SEND = 10  # for complete responses, when the server shuts down
@@ -156,7 +156,7 @@ def log_to_stderr() -> None:
     """Log each request and uvicorn's warnings to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("specrt.tools.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("specrt.serving", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.addHandler(handler)

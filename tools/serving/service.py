@@ -16,14 +16,14 @@ from specrt.engines.progress import Progress
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
-from specrt.tools.serving.metrics import DEFAULT_PREFIX, Metrics
-from specrt.tools.serving.protocol.choices import Calling, Choice
-from specrt.tools.serving.protocol.errors import ApiError, invalid, too_busy, unavailable
-from specrt.tools.serving.protocol.requests import Defaults, Wanted
-from specrt.tools.serving.protocol.tool_parsers import FORMATS, format_of_template
-from specrt.tools.serving.rounding import needs_reproducible
-from specrt.tools.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
-from specrt.tools.serving.structures import grammar_options, refused_request
+from specrt.serving.metrics import DEFAULT_PREFIX, Metrics
+from specrt.serving.protocol.choices import Calling, Choice
+from specrt.serving.protocol.errors import ApiError, invalid, too_busy, unavailable
+from specrt.serving.protocol.requests import Defaults, Wanted
+from specrt.serving.protocol.tool_parsers import FORMATS, format_of_template
+from specrt.serving.rounding import needs_reproducible
+from specrt.serving.scheduler import Draining, Generation, Outcome, QueueFull, Scheduler
+from specrt.serving.structures import grammar_options, refused_request
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.integrity import check_files
-from specrt.tools.serving.defaults import AUTO, sampling_defaults
-from specrt.tools.serving.protocol.requests import Defaults
-from specrt.tools.serving.service import Config, Limits, Service, open_service
+from specrt.serving.defaults import AUTO, sampling_defaults
+from specrt.serving.protocol.requests import Defaults
+from specrt.serving.service import Config, Limits, Service, open_service
 
 
 @dataclass(frozen=True)

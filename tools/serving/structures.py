@@ -9,8 +9,8 @@ from specrt.engines.errors import SpecrtError, UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import json_rule, schema_text
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.tools.serving.protocol.errors import ApiError, refused
-from specrt.tools.serving.protocol.requests import Wanted
+from specrt.serving.protocol.errors import ApiError, refused
+from specrt.serving.protocol.requests import Wanted
 
 MAX_CHARS = 1 << 17  # of a schema or grammar, since compiling takes a time that others wait for
 _ANY_OBJECT = '{"type": "object"}'

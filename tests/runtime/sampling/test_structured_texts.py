@@ -15,7 +15,7 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import grammar_of, json_rule
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.tools.serving.protocol.tool_parsers import FORMATS, tool_parser
+from specrt.serving.protocol.tool_parsers import FORMATS, tool_parser
 from tests.runtime.sampling.grammars import grammars_of
 from tests.runtime.support.bundles import Open
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.server import Address, Server
-from specrt.tools.serving.service import Service
+from specrt.serving.app import create_app
+from specrt.serving.server import Address, Server
+from specrt.serving.service import Service
 
 
 class Served:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from specrt.engines.errors import ResourceError, UsageError
-from specrt.tools.serving.batch import run_batch
-from specrt.tools.serving.batch_files import Answers, requests_of
+from specrt.serving.batch import run_batch
+from specrt.serving.batch_files import Answers, requests_of
 from tests.tools.commands import invoke, one_error_line
 from tests.tools.serving.serving import Served, user, wait_until
 

@@ -18,11 +18,11 @@ from starlette.testclient import TestClient
 
 from specrt.engines.errors import BundleError, ResourceError, UsageError
 from specrt.runtime.runtime import load
-from specrt.tools.serving import bodies, exchange, server
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.guard import keys_from_file
-from specrt.tools.serving.server import Address, serve
-from specrt.tools.serving.service import Config, Limits, Service
+from specrt.serving import bodies, exchange, server
+from specrt.serving.app import create_app
+from specrt.serving.guard import keys_from_file
+from specrt.serving.server import Address, serve
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.commands import invoke
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import Served, serving, user, wait_until
@@ -224,7 +224,7 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.write_text("\n \n")
     with pytest.raises(UsageError, match="--api-key-file"):
         keys_from_file(file)
-    caplog.set_level(logging.INFO, "specrt.tools.serving")
+    caplog.set_level(logging.INFO, "specrt.serving")
     with serving(maker(parrot_bundle), keys) as served:
         for value in (None, "Bearer", "Bearer wrong", "Basic first-key", "Bearer first-ke", "Bearer first-key2"):
             headers = {} if value is None else {"Authorization": value}

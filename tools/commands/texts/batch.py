@@ -15,8 +15,8 @@ from specrt.tools.prompting.options import place_of, place_options
 from specrt.tools.terminal.outputs import OutputFile
 
 if TYPE_CHECKING:
-    from specrt.tools.serving.batch_files import Answers, Request
-    from specrt.tools.serving.source import Source
+    from specrt.serving.batch_files import Answers, Request
+    from specrt.serving.source import Source
 
 
 @click.command()
@@ -41,9 +41,9 @@ def batch(
     answer is an error. With --ray, BUNDLE is a path that every machine has.
     """
     place = place_of(options)
-    from specrt.tools.serving.batch_files import Answers, requests_of
-    from specrt.tools.serving.service import Limits
-    from specrt.tools.serving.source import Source, config_from_bundle
+    from specrt.serving.batch_files import Answers, requests_of
+    from specrt.serving.service import Limits
+    from specrt.serving.source import Source, config_from_bundle
 
     if num_actors is not None and address is None:
         raise UsageError("--ray-actors: got no --ray; give the cluster's address, or leave it out")
@@ -75,12 +75,12 @@ def _answer(
 
     with shown_progress() as progress:
         if address is not None:
-            from specrt.tools.serving.ray.batch import run_batch_on_ray
+            from specrt.serving.ray.batch import run_batch_on_ray
 
             progress.step("requests", len(left))
             run_batch_on_ray(source, left, answers, address, num_actors, progress)
             return
-        from specrt.tools.serving.batch import run_batch
+        from specrt.serving.batch import run_batch
 
         service = source.open(progress)
         progress.step("requests", len(left))

@@ -91,10 +91,10 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     ends them.
     """
     place = place_of(options)
-    from specrt.tools.serving.guard import keys_from_file
-    from specrt.tools.serving.server import Address, serve
-    from specrt.tools.serving.service import Limits, Service, check_prefix
-    from specrt.tools.serving.source import Source, config_from_bundle
+    from specrt.serving.guard import keys_from_file
+    from specrt.serving.server import Address, serve
+    from specrt.serving.service import Limits, Service, check_prefix
+    from specrt.serving.source import Source, config_from_bundle
     from specrt.tools.terminal.progress import shown_progress
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []

@@ -12,8 +12,8 @@ from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import TextCodec
 from specrt.runtime.text.detokenizer import TextStream
-from specrt.tools.serving.protocol.tool_fields import ToolUse
-from specrt.tools.serving.protocol.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
+from specrt.serving.protocol.tool_fields import ToolUse
+from specrt.serving.protocol.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
 
 _ID_CHARS = string.ascii_letters + string.digits
 

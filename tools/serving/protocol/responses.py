@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specrt.tools.serving.protocol.choices import Choice, Delta, timings_of
-from specrt.tools.serving.protocol.logprobs import chat_logprobs, completion_logprobs
-from specrt.tools.serving.protocol.requests import Wanted
+from specrt.serving.protocol.choices import Choice, Delta, timings_of
+from specrt.serving.protocol.logprobs import chat_logprobs, completion_logprobs
+from specrt.serving.protocol.requests import Wanted
 
 
 def usage_of(choices: Sequence[Choice], num_prompt_tokens: int) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from specrt.tools.serving.protocol.errors import invalid
-from specrt.tools.serving.protocol.fields import Fields
+from specrt.serving.protocol.errors import invalid
+from specrt.serving.protocol.fields import Fields
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

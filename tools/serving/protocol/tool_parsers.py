@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specrt.tools.serving.protocol.tool_json import ToolCall, calls_of, end_of_json
+from specrt.serving.protocol.tool_json import ToolCall, calls_of, end_of_json
 
 Delta = str | ToolCall
 

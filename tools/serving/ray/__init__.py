@@ -7,5 +7,5 @@ try:
 except ImportError as error:
     raise BackendError("Ray is not installed; install it with pip install 'specrt[ray]'") from error
 
-from specrt.tools.serving.ray.deployment import app as app
-from specrt.tools.serving.ray.deployment import build as build
+from specrt.serving.ray.deployment import app as app
+from specrt.serving.ray.deployment import build as build

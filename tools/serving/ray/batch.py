@@ -19,9 +19,9 @@ from ray.exceptions import RayError
 
 from specrt.engines.errors import BackendError, kind_and_line
 from specrt.engines.progress import SILENT, Progress
-from specrt.tools.serving.batch import answers_to
-from specrt.tools.serving.batch_files import Answers, Request
-from specrt.tools.serving.source import Source
+from specrt.serving.batch import answers_to
+from specrt.serving.batch_files import Answers, Request
+from specrt.serving.source import Source
 
 CONNECT_S = 10.0
 BLOCKS_AT_A_TIME = 2  # of an actor: the second fills the places that the first's last requests leave

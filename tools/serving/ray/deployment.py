@@ -10,12 +10,12 @@ from typing import Any
 from ray import serve
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.defaults import AUTO
-from specrt.tools.serving.ray.engine import Engine
-from specrt.tools.serving.ray.gateway import Gateway
-from specrt.tools.serving.ray.routing import PrefixRouter
-from specrt.tools.serving.service import Limits
-from specrt.tools.serving.source import Source, config_from_bundle
+from specrt.serving.defaults import AUTO
+from specrt.serving.ray.engine import Engine
+from specrt.serving.ray.gateway import Gateway
+from specrt.serving.ray.routing import PrefixRouter
+from specrt.serving.service import Limits
+from specrt.serving.source import Source, config_from_bundle
 
 _LIMITS = Limits()
 

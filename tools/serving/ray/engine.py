@@ -11,8 +11,8 @@ from ray import serve
 from starlette.types import Message, Scope
 
 from specrt.engines.errors import BackendError
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.source import Source
+from specrt.serving.app import create_app
+from specrt.serving.source import Source
 
 _LOG = logging.getLogger(__name__)
 REPLICA_HEADER = "x-specrt-replica"

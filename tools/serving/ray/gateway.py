@@ -17,12 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from specrt.tools.serving.app import guarded
-from specrt.tools.serving.bodies import raw_body
-from specrt.tools.serving.guard import route_path
-from specrt.tools.serving.protocol.errors import too_busy, unavailable
-from specrt.tools.serving.protocol.responses import event
-from specrt.tools.serving.protocol.routing import routing_key
+from specrt.serving.app import guarded
+from specrt.serving.bodies import raw_body
+from specrt.serving.guard import route_path
+from specrt.serving.protocol.errors import too_busy, unavailable
+from specrt.serving.protocol.responses import event
+from specrt.serving.protocol.routing import routing_key
 
 _LOG = logging.getLogger(__name__)
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from specrt.tools.serving.protocol.routing import ranked
+from specrt.serving.protocol.routing import ranked
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]

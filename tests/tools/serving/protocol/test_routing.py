@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specrt.tools.serving.protocol.routing import PREFIX_CHARS, ranked, routing_key
+from specrt.serving.protocol.routing import PREFIX_CHARS, ranked, routing_key
 
 
 def key(headers: dict[str, str] | None = None, **body: Any) -> str:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.tools.serving.protocol.tool_json import ToolCall
-from specrt.tools.serving.protocol.tool_parsers import FORMATS, Delta, format_of_template, tool_parser
+from specrt.serving.protocol.tool_json import ToolCall
+from specrt.serving.protocol.tool_parsers import FORMATS, Delta, format_of_template, tool_parser
 
 NAMES = {"f", "get_weather"}
 F, G = ToolCall("f", "{}"), ToolCall("get_weather", '{"city": "Ulm \\" }"}')

@@ -45,8 +45,8 @@ def url(cluster: str, tiny_bundle: Path) -> Iterator[str]:
     """Two replicas, one text at a time in each."""
     from ray import serve
 
-    from specrt.tools.serving.ray import app
-    from specrt.tools.serving.service import Limits
+    from specrt.serving.ray import app
+    from specrt.serving.service import Limits
 
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -164,7 +164,7 @@ def test_requests_end_before_the_replicas_do(cluster: str, url: str, tiny_bundle
     """Settings for autoscaling are Ray Serve's."""
     from ray import serve
 
-    from specrt.tools.serving.ray import build
+    from specrt.serving.ray import build
 
     scaling = {"min_replicas": 1, "max_replicas": 2, "initial_replicas": 2}
     arguments = {
