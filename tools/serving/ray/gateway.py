@@ -29,7 +29,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SCOPE = ("type", "asgi", "http_version", "method", "scheme", "query_string", "headers", "client", "server")
 
 
-@serve.ingress()  # type: ignore[untyped-decorator]
+@serve.ingress()
 class Gateway:
     """The deployment's class. ``engine`` is the handle of the replicas."""
 

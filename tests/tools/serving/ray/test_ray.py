@@ -215,13 +215,13 @@ def test_a_batch_on_a_cluster_is_resumed_after_signals(cluster: str, tiny_bundle
     lines[7]["body"] = {"prompt": "a", "nope": 1}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     output = tmp_path / "out.jsonl"
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+    for sent, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         with batch(tiny_bundle, tmp_path, "--ray", cluster, "--ray-actors", "2") as process:
             wait_for_more_answers(output)
             refused = batch(tiny_bundle, tmp_path, "--ray", cluster)
             assert refused.communicate()[1].splitlines()[-1].startswith(f"specrt: error: {output}: another process")
             assert refused.returncode == 8
-            process.send_signal(number)
+            process.send_signal(sent)
         assert process.returncode == code
     killed = answers_in(output)
     assert len(killed) < len(lines)
