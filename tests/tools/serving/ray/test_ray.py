@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,16 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
         next(response.iter_lines())
     wait_until(lambda: sum(counts(client, "request_cancelled_total").values()) == before + 2)
     wait_until(lambda: not any(counts(client, "num_requests_running").values()))
+
+
+def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
+    """Two requests at a time are not too many for a replica; the next ones go to the other, and come back later."""
+    first = complete(client, "a", max_tokens=1, session="s")[1]
+    body = {"max_tokens": LONG, "n": 8, "ignore_eos": True, "session": "s"}
+    with ThreadPoolExecutor(4) as pool:
+        replicas = Counter(done[1] for done in pool.map(lambda _: complete(client, "a", **body), range(4)))
+    assert replicas[first] == 2 and len(replicas) == 2
+    assert complete(client, "a", max_tokens=1, session="s")[1] == first
 
 
 def kill(replica: str) -> None:
