@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.errors import BackendError, ResourceError, UsageError
 from specrt.serving.batch import run_batch
 from specrt.serving.batch_files import Answers, requests_of
 from tests.tools.commands import invoke, one_error_line
@@ -181,6 +181,18 @@ def test_the_command_ends_with_1_where_an_answer_is_an_error(parrot_bundle: Path
     assert invoke("batch", parrot_bundle, source, tmp_path / "new.jsonl").exit_code == 0
     assert invoke("batch", parrot_bundle, source, output).exit_code == 2  # it has an answer to 'b'
     assert invoke("batch", parrot_bundle, tmp_path / "none.jsonl", output).exit_code == 2
+
+
+def test_a_cluster_needs_ray_and_its_options_an_address(
+    parrot_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "specrt.serving.ray", raising=False)
+    source, output = written(tmp_path / "in.jsonl", line("a", messages=user("hi"))), tmp_path / "out.jsonl"
+    done = invoke("batch", parrot_bundle, source, output, "--ray", "local")
+    assert done.exit_code == BackendError.exit_code and "pip install 'specrt[ray]'" in one_error_line(done)
+    done = invoke("batch", parrot_bundle, source, output, "--ray-actors", 2)
+    assert done.exit_code == UsageError.exit_code and "--ray-actors: got no --ray" in one_error_line(done)
 
 
 def test_runs_that_were_ended_are_resumed(tiny_bundle: Path, tmp_path: Path) -> None:
