@@ -20,7 +20,7 @@ from starlette.routing import Route
 from specrt.engines.errors import UsageError
 from specrt.serving.bodies import json_body
 from specrt.serving.exchange import Exchange
-from specrt.serving.guard import Guard
+from specrt.serving.guard import Guard, route_path
 from specrt.serving.protocol.errors import ApiError, internal, refused, unavailable
 from specrt.serving.protocol.requests import chat_request, completion_request
 from specrt.serving.protocol.responses import encoded
@@ -59,14 +59,19 @@ def create_app(
         Route("/metrics", _metrics, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
     ]
+    app = guarded(routes, keys, cors_origins)
+    app.state.service = service
+    app.state.preparing = CapacityLimiter(NUM_PREPARING)
+    return app
+
+
+def guarded(routes: Sequence[Route], keys: Sequence[bytes], cors_origins: Sequence[str] = ()) -> Starlette:
+    """An application with the errors, the log and the keys of this server."""
     handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
     # Outside the guard: a browser asks without a key whether it may send one, and a refusal must be readable too
     cors = Middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     middleware = [*([cors] if cors_origins else []), Middleware(Guard, keys=keys)]
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
-    app.state.service = service
-    app.state.preparing = CapacityLimiter(NUM_PREPARING)
-    return app
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
 def _service(request: Request) -> Service:
@@ -86,7 +91,7 @@ async def _body(request: Request) -> tuple[Service, Any]:
 
 async def _generate(request: Request) -> Any:
     service, body = await _body(request)
-    read = chat_request if request.url.path == "/v1/chat/completions" else completion_request
+    read = chat_request if route_path(request.scope) == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
     preparing: CapacityLimiter = request.app.state.preparing
     choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)

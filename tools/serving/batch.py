@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specrt.engines.progress import SILENT, Progress
@@ -24,6 +24,15 @@ def run_batch(service: Service, requests: Iterable[Request], answers: Answers, p
     file cannot be written.
     """
     asyncio.run(_run(service, list(requests), answers, progress))
+
+
+def answers_to(service: Service, requests: Sequence[Request]) -> list[tuple[int, Mapping[str, Any]]]:
+    """(status, body) of each of ``requests``, all of which are submitted at once."""
+
+    async def all_answers() -> list[tuple[int, Mapping[str, Any]]]:
+        return await asyncio.gather(*(_answered(service, request) for request in requests))
+
+    return asyncio.run(all_answers())
 
 
 async def _run(service: Service, requests: list[Request], answers: Answers, progress: Progress) -> None:

@@ -37,6 +37,12 @@ def checked_origins(origins: Sequence[str]) -> list[str]:
     return [origin.lower() for origin in origins]
 
 
+def route_path(scope: Scope) -> str:
+    """The path of a request below the prefix, if any, that the application is mounted under."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
+
+
 class Guard:
     """ASGI middleware. With ``keys``, API requests need one of them; the page, ``/health`` and ``/metrics`` do not."""
 
@@ -57,7 +63,7 @@ class Guard:
             await send(message)
 
         try:
-            if self._keys and scope["path"].startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
+            if self._keys and route_path(scope).startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
                 await _unauthorized()(scope, receive, noting)
             else:
                 await self._app(scope, receive, noting)

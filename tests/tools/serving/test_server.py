@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from specrt.engines.errors import BundleError, ResourceError, UsageError
 from specrt.runtime.runtime import load
 from specrt.serving import bodies, exchange, server
+from specrt.serving.app import create_app
 from specrt.serving.guard import keys_from_file
 from specrt.serving.server import Address, serve
 from specrt.serving.service import Config, Limits, Service
@@ -238,6 +242,20 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
         served.client.post("/v1/chat/completions", json=body, headers={"Authorization": "Bearer first-key"})
     assert "POST /v1/chat/completions 200" in caplog.text and "completion_tokens=14" in caplog.text
     assert "secret" not in caplog.text and "first-key" not in caplog.text
+
+
+def test_an_application_under_a_prefix_has_keys_and_both_endpoints(parrot_bundle: Path) -> None:
+    service = maker(parrot_bundle)()
+    app = Starlette(routes=[Mount("/llm", app=create_app(service, [b"k"]))])
+    try:
+        client = TestClient(app, base_url="http://test/llm/")
+        assert client.get("v1/models").status_code == 401
+        client.headers["Authorization"] = "Bearer k"
+        chat = client.post("v1/chat/completions", json={"messages": user("Hello")}).json()
+        assert chat["choices"][0]["message"]["content"] == "Hello"
+        assert client.post("v1/completions", json={"prompt": "Hello", "max_tokens": 2}).json()["choices"][0]["text"]
+    finally:
+        service.close()
 
 
 def test_a_prompt_that_begins_as_another_finds_its_slot(parrot_bundle: Path) -> None:

@@ -20,7 +20,7 @@ import click
 @click.option(
     "--decode-profile/--no-decode-profile",
     default=None,
-    help="Kernels made for passes of one token, with their weights stored twice. [default: a draft's, if it saves bytes]",
+    help="Kernels for passes of one token, with weights stored twice. [default: a draft's, if it saves bytes]",
 )
 @click.option("--force", is_flag=True, help="Replace existing engines.")
 def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool | None, force: bool) -> None:
