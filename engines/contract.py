@@ -26,6 +26,7 @@ NUM_ACCEPTED = "num_accepted"
 FEATURES = "features"  # of a target with a head: what the head reads of each fed position
 FEATURE_CACHE = "feature_cache"  # of a head: the features by position; its own hidden states beyond the target's
 HIDDEN = "hidden"  # of a head: what its next step reads in place of a feature
+UNDRAFTED = -1e30  # a head's logit of ids that it does not draft; with -inf, bans of all others would leave only NaN
 
 # How a graph writes and reads its KV cache, by backend.
 ONNXRUNTIME_DIALECT, STANDARD_DIALECT = "onnxruntime", "standard"
@@ -81,8 +82,8 @@ class ModelSpec:
 
     ``feature_size`` H is set for a target that writes features for an EAGLE-3 head, and for the head, which
     ``reads_features``. A head's pair ``i`` is the feature of position ``i`` with the id at position ``i + 1``; its
-    positions, KV and feature cache are numbered by pairs. Its logits are over the target's ids, -inf for ids that it
-    does not draft.
+    positions, KV and feature cache are numbered by pairs. Its logits are over the target's ids, ``UNDRAFTED`` for ids
+    that it does not draft.
     """
 
     vocab_size: int

@@ -1,11 +1,14 @@
 """A model and a sampler in numpy with the same contract, for tests of the loop and measurements of its cost.
 
 The fake model's next token is a function of the tokens *in its cache*, which it keeps in the key buffer of layer 0. A
-wrong position, a missed row or a bad rollback changes its output, as with a real model.
+wrong position, a missed row or a bad rollback changes its output, as with a real model. The same holds for the features
+of a fake target and for a fake head that reads them.
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -13,6 +16,9 @@ import numpy as np
 
 from specrt.engines import numpy_samplers, samplers
 from specrt.engines.contract import (
+    FEATURE_CACHE,
+    FEATURES,
+    HIDDEN,
     INPUT_IDS,
     LOGITS,
     NUM_ACCEPTED,
@@ -33,6 +39,7 @@ from specrt.engines.interface import Array, HostBinding, allocate, check_shared
 
 # The next token after a prefix, or its logits [V] f32
 NextToken = Callable[[Sequence[int]], int | Array]
+Pairs = Sequence[tuple[float, int]]  # (feature, id) each
 
 
 def fake_spec(vocab_size: int = 64, max_seq_len: int = 128, k: int = 8, max_width: int = 16) -> ModelSpec:
@@ -74,6 +81,16 @@ class _Engine:
         raise NotImplementedError
 
 
+def feature_of(prefix: Sequence[float]) -> float:
+    """The fake target's feature after ``prefix``: a number that fp32 holds exactly."""
+    return float(int.from_bytes(hashlib.blake2b(array("d", prefix).tobytes(), digest_size=4).digest()) % (1 << 22))
+
+
+def hidden_of(pairs: Pairs) -> float:
+    """The fake head's hidden state after ``pairs``, which no feature of a target equals."""
+    return feature_of([number for pair in pairs for number in pair]) + 0.5
+
+
 class FakeEngine(_Engine):
     """A model whose argmax after a prefix is ``next_token(prefix)``; if that is an array, it is the logits."""
 
@@ -89,14 +106,10 @@ class FakeEngine(_Engine):
         """
         self.num_passes += 1
         cache = host[past_name("key", 0)].reshape(-1)  # [capacity]
-        start = int(host[TOTAL_SEQUENCE_LENGTH][0]) - width
-        positions, last = host[POSITION_IDS][0, :width], int(host[SEQLENS_K][0])
-        if start < 0 or not np.array_equal(positions, np.arange(start, start + width)) or last != start + width - 1:
-            raise ValueError(f"positions {positions} and seqlens_k {last} do not follow {start} cached tokens")
-        indices = host[ROW_INDICES][:rows]
-        if indices.min() < 0 or indices.max() >= width:
-            raise ValueError(f"row indices {indices} are not all in a pass of {width} tokens")
+        start, indices = _checked(host, width, rows)
         cache[start : start + width] = host[INPUT_IDS][0, :width]
+        for row in range(width if FEATURES in host else 0):
+            host[FEATURES][row] = feature_of(cache[: start + row + 1].tolist())
         logits = host[LOGITS][:rows]  # [R, V]
         logits[:] = 0
         for row, index in enumerate(indices):
@@ -106,6 +119,48 @@ class FakeEngine(_Engine):
                 logits[row] = following
             else:
                 logits[row, following] = 1
+
+
+class FakeHead(_Engine):
+    """A head whose argmax after pairs of features and ids is ``next_token(pairs)``; an array is the logits.
+
+    Keys hold ids and values the features that were read.
+    """
+
+    def __init__(self, spec: ModelSpec, next_token: Callable[[Pairs], int | Array]) -> None:
+        super().__init__(model_contract(spec))
+        self.spec, self.next_token = spec, next_token
+        self.widths: list[int] = []
+
+    def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
+        """Read the features of the fed pairs, then write logits and hidden states of the requested rows."""
+        self.widths.append(width)
+        start, indices = _checked(host, width, rows)
+        ids, features = (host[past_name(part, 0)].reshape(-1) for part in ("key", "value"))  # [capacity] each
+        ids[start : start + width] = host[INPUT_IDS][0, :width]
+        features[start : start + width] = host[FEATURE_CACHE][start : start + width, 0]
+        host[LOGITS][:rows] = 0
+        for row, index in enumerate(indices):
+            end = start + int(index) + 1
+            pairs = list(zip(features[:end].tolist(), ids[:end].astype(np.int64).tolist(), strict=True))
+            host[HIDDEN][row] = hidden_of(pairs)
+            following = self.next_token(pairs)
+            if isinstance(following, np.ndarray):
+                host[LOGITS][row] = following
+            else:
+                host[LOGITS][row, following] = 1
+
+
+def _checked(host: Mapping[str, Array], width: int, rows: int) -> tuple[int, Array]:
+    """(cached tokens, row indices) of a pass. Raises ``ValueError``."""
+    start = int(host[TOTAL_SEQUENCE_LENGTH][0]) - width
+    positions, last = host[POSITION_IDS][0, :width], int(host[SEQLENS_K][0])
+    if start < 0 or not np.array_equal(positions, np.arange(start, start + width)) or last != start + width - 1:
+        raise ValueError(f"positions {positions} and seqlens_k {last} do not follow {start} cached tokens")
+    indices = host[ROW_INDICES][:rows]
+    if indices.min() < 0 or indices.max() >= width:
+        raise ValueError(f"row indices {indices} are not all in a pass of {width} tokens")
+    return start, indices
 
 
 class FakeSampler(_Engine):

@@ -14,7 +14,7 @@ from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
 from specrt.engines.samplers import SAMPLER_NAMES
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
@@ -78,9 +78,9 @@ class ModelEntry:
     experts: Experts | None = None
 
     @property
-    def weights(self) -> str:
-        """The file of its weights. A draft made of the target's layers reads the target's file."""
-        return f"{self.graph.rpartition('/')[0]}/model.onnx.data"
+    def weights(self) -> tuple[str, ...]:
+        """The files that may hold its weights. A draft in the target's folder reads the target's file."""
+        return (f"{self.graph.rpartition('/')[0]}/model.onnx.data", f"{self.graph}.data")
 
     @property
     def further_reads(self) -> Callable[[int], float] | None:
@@ -100,7 +100,8 @@ class ModelEntry:
 class DraftEntry:
     """``kind`` is one of ``ngram``, ``self`` (the target on a second slot) and ``model`` (then ``model`` is set).
 
-    ``shares_kv``: the draft is the target with other weights and reads the target's KV.
+    ``shares_kv``: the draft is the target with other weights and reads the target's KV. A model whose spec
+    ``reads_features`` is an EAGLE-3 head.
     """
 
     kind: str

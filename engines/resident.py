@@ -41,12 +41,12 @@ def resident_memory(manifest: Manifest, builds: Sequence[BuildRecord] = ()) -> t
             private = sum(engine.num_bytes for engine in record.engines.values()) if record else None
             rows.append(ResidentMemory(backend, slot_bytes, private, 0))
         else:
-            rows.append(ResidentMemory(backend, slot_bytes, *_on_cpu(models)))
+            rows.append(ResidentMemory(backend, slot_bytes, *_on_cpu(manifest, models)))
     return tuple(rows)
 
 
-def _on_cpu(models: Sequence[ModelEntry]) -> tuple[int, int]:
-    """(private, mapped). Weights that a pass reads are copied once, into the kernel's layout; the file stays mapped."""
+def _on_cpu(manifest: Manifest, models: Sequence[ModelEntry]) -> tuple[int, int]:
+    """(private, mapped). Weights that a pass reads are copied once, into the kernel's layout; files stay mapped."""
     private = sum(model.bytes_per_pass * _WIDENED[model.spec.dtype] for model in models)
-    mapped = {model.weights: model.weights_bytes for model in reversed(models)}  # a draft may read the target's file
-    return private, sum(mapped.values())
+    files = {name for model in models for name in model.weights if name in manifest.files}  # drafts share some
+    return private, sum(manifest.files[name].num_bytes for name in files)

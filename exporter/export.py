@@ -6,8 +6,7 @@ import datetime
 import gc
 import importlib.metadata
 import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,10 @@ from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.bundle import check_output, file_entries, new_bundle, write_manifest
 from specrt.exporter.cutting import choose_layers, keep_layers, restrict_head
+from specrt.exporter.heads.export import WrittenHead, compare_head, write_head_graph
+from specrt.exporter.heads.features import NO_FEATURES, Features, features_of
+from specrt.exporter.heads.graph import append_fusing
+from specrt.exporter.heads.plan import HeadPlan, plan_head
 from specrt.exporter.options import MODEL_FREE_DRAFTS, ExportOptions
 from specrt.exporter.pair import check_pair, compare_tokenizers
 from specrt.exporter.parity.precision import expected_logits, runnable
@@ -41,13 +44,13 @@ from specrt.exporter.quantization.blocks import quantize_weights
 from specrt.exporter.quantization.experts import quantize_experts
 from specrt.exporter.quantization.qdq import dequantize_weights
 from specrt.exporter.samplers import write_samplers
-from specrt.exporter.sharing import share_weights
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids, generation_defaults
 from specrt.exporter.sources.merging import load_adapted
 from specrt.exporter.sources.source import Source
 from specrt.exporter.tokenizer import write_tokenizer
 from specrt.exporter.tracing.trace import torch_dtype, trace
+from specrt.exporter.writing import release_weights, write_model
 
 _VERSIONED = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
@@ -60,7 +63,10 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
     found = find_adapted(options.target, options.revision, options.trust_remote_code, choice)
     target = plan_model("target", found, options)
     draft = None
-    if options.draft not in MODEL_FREE_DRAFTS:
+    head = plan_head(options, target, progress) if options.head is not None else None
+    if head is not None:
+        target = replace(target, spec=replace(target.spec, feature_size=head.spec.feature_size))
+    elif options.draft not in MODEL_FREE_DRAFTS:
         source = target.source
         if not options.is_draft_of_target:
             choice = AdapterChoice(ignore=options.no_adapter)
@@ -69,14 +75,14 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
     eos = _eos(target)
     _check_draft(target, draft, eos, progress)
     plans = [target, *([draft] if draft else [])]
-    check_resources(plans, options.output, progress)
+    check_resources(plans, options.output, progress, head)
     with new_bundle(options.output) as folder:
         progress.step("trying the tokenizer")
         tokenizer = write_tokenizer(
             target.source.name, target.source.tokenizer, folder, target.observation.vocab_size, progress
         )
         samplers = _write_samplers(plans, folder)
-        models = _export_models(plans, folder, samplers, progress)
+        models = _export_models(plans, folder, samplers, progress, head)
         kind = options.draft if options.draft in MODEL_FREE_DRAFTS else "model"
         progress.step("hashing", total=sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
         manifest = Manifest(
@@ -88,7 +94,7 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
             num_speculative_tokens=options.num_speculative_tokens,
             eos_token_ids=eos,
             target=models[0],
-            draft=DraftEntry(kind, models[1] if draft else None, shares_kv=options.shares_kv),
+            draft=DraftEntry(kind, models[1] if draft or head else None, shares_kv=options.shares_kv),
             generation_defaults=generation_defaults(target.source.generation_config()),
             tokenizer=tokenizer,
             files=file_entries(folder, progress),
@@ -124,7 +130,10 @@ def _write_samplers(plans: list[ModelPlan], folder: Path) -> dict[str, dict[str,
 
 @dataclass(frozen=True)
 class _Written:
-    """A model written to the bundle, and the logits its graph must reproduce: ``expected`` [N, V] for ``ids`` [N]."""
+    """A model written to the bundle, and the logits its graph must reproduce: ``expected`` [N, V] for ``ids`` [N].
+
+    ``features`` [N, H] are those that it must write, ``head`` is the graph that reads them.
+    """
 
     plan: ModelPlan
     ids: Array
@@ -133,20 +142,28 @@ class _Written:
     weights_bytes: int
     bytes_per_pass: int
     experts: Experts | None
+    features: Array | None = None
+    head: WrittenHead | None = None
 
 
 def _export_models(
-    plans: list[ModelPlan], folder: Path, samplers: dict[str, dict[str, str]], progress: Progress
+    plans: list[ModelPlan],
+    folder: Path,
+    samplers: dict[str, dict[str, str]],
+    progress: Progress,
+    head: HeadPlan | None,
 ) -> list[ModelEntry]:
     """Load models of the same weights once, and free the weights before the graphs are compared."""
     entries = []
     for _, same in itertools.groupby(plans, lambda plan: (id(plan.source), plan.spec.dtype)):
-        for written in _write_models(list(same), folder, progress):
+        for written in _write_models(list(same), folder, progress, head):
             entries.append(_compare(written, folder, samplers[written.plan.role], progress))
+            if written.head is not None:
+                entries.append(compare_head(written.head, folder, samplers["target"], progress))
     return entries
 
 
-def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> list[_Written]:
+def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head: HeadPlan | None) -> list[_Written]:
     """Load the weights that ``plans`` share; write each model; free the weights."""
     source = plans[0].source
     progress.step(f"{plans[0].role}: loading weights")
@@ -156,20 +173,26 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress) -> l
     for plan in plans:
         (folder / plan.role).mkdir()
         if written and plan.spec == written[0].plan.spec:  # the same model in another quantization
-            ids, expected = written[0].ids, written[0].expected
+            ids, expected, features = written[0].ids, written[0].expected, NO_FEATURES
         else:
             ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
             plan = _cut(model, plan, ids, progress)
             progress.step(f"{plan.role}: reference logits")
             expected = expected_logits(model, plan.spec, ids, progress)
+            features = features_of(model, plan, ids, head, progress)
             progress.step(f"{plan.role}: tracing")
-            traced = optimize(_trace(model, plan), plan.spec)
+            traced = optimize(_trace(model, plan, features), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared
         if plan.quantization != "none":
             _quantize(graph, plan)
-        weights_bytes = _write(graph, plan, folder / plan.graph, progress)
+        if features.head is not None:
+            append_fusing(graph, features.head.module)
+        weights_bytes = write_model(graph, plan, folder / plan.graph, progress)
         read_bytes, experts = bytes_per_pass(graph), experts_of(graph)
-        written.append(_Written(plan, ids, expected, fingerprint, weights_bytes, read_bytes, experts))
+        done = _Written(plan, ids, expected, fingerprint, weights_bytes, read_bytes, experts, features.expected)
+        if features.head is not None:
+            done = replace(done, head=write_head_graph(features.head, ids, folder, progress))
+        written.append(done)
         graphs += [traced, graph]
     release_weights(model, graphs)
     del model, graphs, traced, graph
@@ -192,7 +215,15 @@ def _compare(written: _Written, folder: Path, samplers: dict[str, str], progress
     progress.step(f"{role}: comparing with the torch model")
     is_quantized = plan.quantization != "none"
     with runnable(graph, spec, is_quantized) as (checked, checked_spec):
-        parity = check_parity(checked, checked_spec, written.ids, written.expected, available_cores(), is_quantized)
+        parity = check_parity(
+            checked,
+            checked_spec,
+            written.ids,
+            written.expected,
+            available_cores(),
+            is_quantized,
+            written.features,
+        )
     save_reference(folder / role / "reference.npz", written.ids, written.expected)
     for name, content in source.licenses().items():
         (folder / role / name).write_bytes(content)
@@ -235,44 +266,11 @@ def _cut(model: Any, plan: ModelPlan, ids: Array, progress: Progress) -> ModelPl
     return plan
 
 
-def _write(model: ir.Model, plan: ModelPlan, graph: Path, progress: Progress) -> int:
-    """Write the graph and its weights; return the bytes of the weights, including those in another graph's file."""
-    step = f"{plan.role}: writing"
-    if plan.num_layers is None:
-        _save(model, graph, step, progress)
-        return graph.with_name(f"{graph.name}.data").stat().st_size
-    progress.step(step)
-    shared_bytes = share_weights(model, graph.with_name("model.onnx"))
-    ir.save(model, graph)
-    return shared_bytes
-
-
-def _trace(model: Any, plan: ModelPlan) -> ir.Model:
+def _trace(model: Any, plan: ModelPlan, features: Features) -> ir.Model:
     try:
-        return trace(model, plan.spec)
+        return trace(model, replace(plan.spec, feature_size=features.num_columns), features.taps)
     except Exception as error:  # torch.export raises errors of many unrelated types
         line = one_line(error.__cause__ or error)
         raise UnsupportedModelError(
             f"{plan.source.name}: torch.onnx.export cannot trace {plan.source.architecture} ({line})"
         ) from error
-
-
-def _save(model: ir.Model, graph: Path, step: str, progress: Progress) -> None:
-    """Write the graph, and its weights to one file next to it. Tensors are made contiguous one at a time."""
-    tensors = [v.const_value for v in model.graph.initializers.values() if v.const_value is not None]
-    progress.step(step, total=sum(tensor.nbytes for tensor in tensors))
-    ir.save(
-        model,
-        graph,
-        external_data=graph.name + ".data",
-        callback=lambda tensor, _: progress.advance(tensor.nbytes),
-    )
-
-
-def release_weights(model: Any, graphs: Iterable[ir.Model]) -> None:
-    """Free the memory of all weights now. onnxscript's rules keep a reference to the last graph that they matched."""
-    for parameter in model.parameters():
-        parameter.data = parameter.new_empty(0)
-    for graph in graphs:
-        for value in graph.graph.initializers.values():
-            value.const_value = None

@@ -9,6 +9,7 @@ from specrt.engines.backends import choose_device
 from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import CPU, CUDA
+from specrt.exporter.heads.config import NUM_TAPS
 from specrt.exporter.quantization.blocks import BLOCK_SIZES, QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
 
@@ -28,6 +29,8 @@ _DIALECT_QUANTIZATIONS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
 SKIP = "skip"
+HEAD = "eagle3"
+NORMS = ("none", "fc", "fc-each", "residual", "output")
 DEFAULT_MAX_SEQ_LEN = 2048
 
 
@@ -38,7 +41,9 @@ class ExportOptions:
     ``max_seq_len`` None means 2048, or the model's context where shorter. ``device`` None is the backend's first one;
     ``dtype`` None is fp32, on a GPU fp16. ``block_size`` is of quantized matmuls of backend onnxruntime; None is 32.
     ``draft_vocab`` None lets the draft propose every id of its vocabulary. ``adapter`` is merged into the target;
-    ``no_adapter`` ignores an adapter in the model's folder.
+    ``no_adapter`` ignores an adapter in the model's folder. ``taps`` and ``norm`` name the variant of a head
+    (``specrt.exporter.heads.config.HeadVariant``), in place of its config. ``feature_taps`` is for programs only: the
+    target writes these hidden states, concatenated, as its features, and has no draft model.
     """
 
     target: str
@@ -53,6 +58,9 @@ class ExportOptions:
     draft_quantize: str = "none"
     block_size: int | None = None
     draft_vocab: int | None = None
+    taps: tuple[int, ...] = ()
+    norm: tuple[str, ...] = ()
+    feature_taps: tuple[int, ...] = ()
     backend: str = "onnxruntime"
     device: str | None = None
     revision: str | None = None
@@ -77,6 +85,7 @@ class ExportOptions:
         self._check_quantization()
         self._check_block_size()
         self._check_cut_draft()
+        self._check_head()
 
     @property
     def dialect(self) -> str:
@@ -91,6 +100,12 @@ class ExportOptions:
         """The contract's name of the dtype of ``target`` or ``draft``."""
         assert self.dtype is not None, "set when the options are made"
         return DTYPES[self.dtype if role == "target" else self.draft_dtype or self.dtype]
+
+    @property
+    def head(self) -> str | None:
+        """The folder or hub id of ``--draft eagle3:PATH_OR_HUB_ID``."""
+        name, _, place = self.draft.partition(":")
+        return place if name == HEAD else None
 
     @property
     def num_draft_layers(self) -> int | None:
@@ -127,6 +142,34 @@ class ExportOptions:
                 raise UsageError(f"--draft-vocab {self.draft_vocab}: draft {self.draft} has no head of its own")
             if self.draft_vocab < 2:
                 raise UsageError(f"--draft-vocab {self.draft_vocab}: expected 2 or more")
+
+    def _check_head(self) -> None:
+        if self.head is None:
+            for option, given in (("--taps", self.taps), ("--norm", self.norm)):
+                if given:
+                    raise UsageError(
+                        f"{option} {','.join(map(str, given))}: only for --draft {HEAD}:HEAD; leave it out"
+                    )
+            if self.feature_taps and self.draft != "ngram":
+                raise UsageError(f"feature_taps {self.feature_taps}: got draft {self.draft}, expected ngram")
+            return
+        if not self.head:
+            raise UsageError(f"--draft {self.draft}: expected {HEAD}:PATH_OR_HUB_ID")
+        for option, wrong, reason in (
+            ("--draft-dtype", self.draft_dtype not in (None, self.dtype), "a head has the target's dtype"),
+            ("--draft-vocab", self.draft_vocab is not None, "a head has its own draft vocabulary"),
+            ("feature_taps", bool(self.feature_taps), "the features are the head's"),
+        ):
+            if wrong:
+                raise UsageError(f"{option}: {reason}; leave it out")
+        if unknown := sorted(set(self.norm) - set(NORMS)):
+            raise UsageError(f"--norm {unknown[0]}: expected {', '.join(NORMS)}")
+        if len(set(self.norm) & {"none", "fc", "fc-each"}) > 1:
+            raise UsageError(f"--norm {' --norm '.join(self.norm)}: none, fc and fc-each exclude each other")
+        if self.taps and len(self.taps) != NUM_TAPS:
+            raise UsageError(
+                f"--taps {','.join(map(str, self.taps))}: expected {NUM_TAPS} hidden states, as in 2,15,27"
+            )
 
     def _check_dtypes(self) -> None:
         assert self.device is not None, "set before"

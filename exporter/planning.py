@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -11,6 +12,7 @@ from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DI
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.bundle import check_disk
+from specrt.exporter.heads.taps import check_taps
 from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
 from specrt.exporter.quantization.blocks import QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
@@ -23,7 +25,8 @@ class ModelPlan:
     """One model to export: its source, its role in the bundle and its derived spec.
 
     ``block_size`` of quantized matmuls is None for the default. ``num_layers`` is set for a draft that is this number
-    of the target's layers and uses their weights.
+    of the target's layers and uses their weights. ``taps`` are the hidden states that a target writes as they are,
+    without a head.
     """
 
     role: str
@@ -33,6 +36,7 @@ class ModelPlan:
     quantization: str
     block_size: int | None = None
     num_layers: int | None = None
+    taps: tuple[int, ...] = ()
 
     @property
     def graph(self) -> str:
@@ -93,7 +97,13 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
             "another layout; leave --quantize or --dtype fp16 out"
         )
     if role == "target":
-        return ModelPlan(role, source, observation, spec, options.quantize, options.block_size)
+        if options.feature_taps:
+            check_taps("feature_taps", options.feature_taps, len(observation.kv_layers))
+            size = len(options.feature_taps) * source.config.get_text_config().hidden_size
+            spec = replace(spec, feature_size=size)
+        return ModelPlan(
+            role, source, observation, spec, options.quantize, options.block_size, taps=options.feature_taps
+        )
     spec = _with_head_of(spec, options.draft_vocab)
     num_layers = options.num_draft_layers
     if num_layers is None:
@@ -129,12 +139,26 @@ def _with_head_of(spec: ModelSpec, num_ids: int | None) -> ModelSpec:
     return replace(spec, vocab_size=num_ids, num_input_ids=spec.vocab_size)
 
 
-def check_resources(plans: list[ModelPlan], output: Path, progress: Progress) -> None:
+class Further(Protocol):
+    """What an export writes in addition to models: a head."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int: ...
+
+    @property
+    def slot_bytes(self) -> int: ...
+
+
+def check_resources(plans: list[ModelPlan], output: Path, progress: Progress, head: Further | None = None) -> None:
     """Report the disk and memory that the export needs. Raises ``ResourceError`` when the disk is too full."""
-    weights = sum(plan.written_bytes for plan in plans)
-    kv = sum(plan.spec.kv_bytes for plan in plans)
+    weights = sum(plan.written_bytes for plan in plans) + (head.written_bytes if head else 0)
+    kv = sum(plan.spec.kv_bytes for plan in plans) + (head.slot_bytes if head else 0)
     disk = int(weights * 1.05) + (64 << 20)
-    memory = int(max(plan.weights_bytes for plan in plans) * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
+    loaded = max(plan.weights_bytes for plan in plans) + (2 * head.weights_bytes if head else 0)
+    memory = int(loaded * 1.3) + (1 << 30)  # 1.26 measured on 7.1 GB
     progress.note(
         f"needs about {disk / 1e9:.2f} GB of disk and {memory / 1e9:.2f} GB of memory; "
         f"a sequence of the bundle will take {kv / 1e6:.0f} MB of KV"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from specrt.engines.contract import (
+    FEATURES,
     INPUT_IDS,
     POSITION_IDS,
     ROW_INDICES,
@@ -20,6 +22,18 @@ from specrt.engines.interface import Array, Engine, Memory
 UNKNOWN = -1  # an id that is on the device and not yet read by the host
 
 
+class FeatureReader(Protocol):
+    """What reads a target's features: the head that drafts for it."""
+
+    def take_features(self, start: int, features: Memory) -> None:
+        """``features`` [M, H] of the positions from ``start`` on, in the memory of a pass."""
+        ...
+
+    def keep_features(self, num_kept: int) -> None:
+        """The features from position ``num_kept`` on are not those of the sequence any more."""
+        ...
+
+
 class KVCachedModel:
     """Feeds tokens after the ``kv_len`` cached ones; ``read(LOGITS)`` returns the last rows of the last pass.
 
@@ -30,11 +44,17 @@ class KVCachedModel:
     With a ``kv_owner`` the cache is that model's memory, for the same layers with other weights, and tokens that it
     holds need not be fed again. Call ``missing`` before each draft. Entries written beyond the kv_owner's ``kv_len``
     are stale for it, and the pass that verifies the draft overwrites all of them.
+
+    A ``feature_reader`` is given the features of every pass, and notified of every rollback. ``offset`` is the
+    position of the token that is fed first: 0, and 1 for a head.
     """
+
+    offset = 0
 
     def __init__(self, engine: Engine, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
         self.spec = spec
         self._kv_owner = kv_owner
+        self.feature_reader: FeatureReader | None = None
         self.kv_len = 0
         self.min_width = 1
         self._tokens: list[int] = []  # the fed tokens; stale beyond kv_len
@@ -76,6 +96,7 @@ class KVCachedModel:
 
     def learn(self, start: int, ids: Sequence[int]) -> None:
         """Record the ids that were fed from position ``start`` on, up to ``kv_len``."""
+        start -= self.offset
         known = ids[: max(0, self.kv_len - start)]
         self._tokens[start : start + len(known)] = known
 
@@ -92,13 +113,15 @@ class KVCachedModel:
         """The tokens of ``committed`` that the cache lacks. Sets ``kv_len`` to that of the ``kv_owner``, if any."""
         if self._kv_owner is not None:
             self.kv_len = self._kv_owner.kv_len
-        return committed[self.kv_len :]
+        return committed[self.kv_len + self.offset :]
 
     def rollback(self, kv_len: int) -> None:
         """Discard everything from position ``kv_len`` on. Raises ``ValueError`` if the cache is shorter."""
         if not 0 <= kv_len <= self.kv_len:
             raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
         self.kv_len = kv_len
+        if self.feature_reader is not None:
+            self.feature_reader.keep_features(kv_len)
 
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """Length of the prefix of ``tokens[:-1]`` that is cached from passes of at least ``min_width`` tokens."""
@@ -129,6 +152,8 @@ class KVCachedModel:
         if late is not None:
             self.binding.take(INPUT_IDS, num_ids - len(late), late)
         self.binding.run(width, num_rows)
+        if self.feature_reader is not None:
+            self.feature_reader.take_features(start, self.binding.memory[FEATURES][:num_ids])
         self._tokens[start:] = ids
         if width > 1:
             self._num_wide = start + num_ids if self._num_wide >= start else self._num_wide

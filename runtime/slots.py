@@ -10,6 +10,7 @@ from specrt.engines.contract import ModelSpec, model_contract
 from specrt.engines.interface import Backend, Engine
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.samplers import sampler_contract
+from specrt.runtime.head import HeadModel
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
 
@@ -24,6 +25,10 @@ class LoadedModel:
     def open(self, kv_owner: KVCachedModel | None = None) -> KVCachedModel:
         """A model with a new, empty cache, or with the cache of ``kv_owner``."""
         return KVCachedModel(self._engine, self.entry.spec, kv_owner)
+
+    def open_head(self, target: KVCachedModel) -> HeadModel:
+        """A head that reads the features of ``target``."""
+        return HeadModel(self._engine, self.entry.spec, target)
 
 
 def sampler_engines(backend: Backend, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
@@ -58,7 +63,7 @@ class SlotModel:
 
 @dataclass
 class Slot:
-    """The memory of one sequence. ``draft`` is opened when first needed."""
+    """The memory of one sequence. ``draft`` is opened when first needed, a head with the slot: it reads every pass."""
 
     target: SlotModel
     draft: SlotModel | None = None

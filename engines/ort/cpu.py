@@ -73,9 +73,13 @@ class OrtBackend(Backend):
     """The graphs of ``bundle`` in sessions of ``threads`` (None: all cores)."""
 
     device = CPU
+    cache_path = None
 
     def __init__(self, name: str, bundle: Path, threads: int | None) -> None:
         self.name, self._bundle, self._threads = name, bundle, threads or available_cores()
+
+    def save_cache(self) -> None:
+        """Nothing to do: its kernels are compiled already."""
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
         """See ``specrt.engines.interface.Backend.load``."""

@@ -50,19 +50,19 @@ from specrt.engines.trt.record import (
 class _Job:
     """One engine to build: its name, its graph in the bundle, its contract and its profiles.
 
-    ``weights`` is a file of the bundle; samplers have none.
+    ``weights`` are names of files, some of which the bundle may not have; samplers have none.
     """
 
     name: str
     graph: str
-    weights: str | None
+    weights: tuple[str, ...]
     contract: Contract
     precision: str
     profiles: dict[str, Profile]
 
     def sources(self, manifest: Manifest) -> dict[str, str]:
         """SHA-256 of the engine's source files, by name."""
-        return {name: entry.sha256 for name, entry in manifest.files.items() if name in (self.graph, self.weights)}
+        return {name: entry.sha256 for name, entry in manifest.files.items() if name in (self.graph, *self.weights)}
 
 
 def build(
@@ -134,7 +134,7 @@ def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
             width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
             contract = sampler_contract(name, replace(entry.spec, max_width=width), manifest.target.spec.vocab_size)
             stem = graph.removesuffix(".onnx")
-            samplers.setdefault(stem, _Job(stem, graph, None, contract, "float32", profiles_of(contract)))
+            samplers.setdefault(stem, _Job(stem, graph, (), contract, "float32", profiles_of(contract)))
     return [*jobs.values(), *samplers.values()]
 
 

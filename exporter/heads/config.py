@@ -5,6 +5,7 @@ Source: EAGLE-3 (arXiv 2503.01840) and its official implementation.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,13 +25,15 @@ class HeadVariant:
     ``taps`` are indices into the target's ``hidden_states``, as transformers numbers them: 0 is the embeddings and
     ``i`` the output of layer ``i - 1``. ``fc_norm``: the RMSNorm before the fusing matmul is absent, over all taps
     together (``whole``), or over each tap. ``norm_before_residual``: the residual is the normalized feature.
-    ``norm_output``: the hidden state that the next step reads is the normalized one.
+    ``norm_output``: the hidden state that the next step reads is the normalized one. ``rope_theta``: the base of the
+    rotation, or None for the config's.
     """
 
     taps: tuple[int, ...]
     fc_norm: FcNorm = "none"
     norm_before_residual: bool = False
     norm_output: bool = False
+    rope_theta: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,5 +62,9 @@ class HeadConfig:
         return int(getattr(self.layer, "head_dim", None) or self.hidden_size // self.layer.num_attention_heads)
 
     def with_variant(self, variant: HeadVariant) -> HeadConfig:
-        """The same head read as another variant."""
-        return replace(self, variant=variant)
+        """The same head read as another variant; ``layer`` has the variant's rotation."""
+        layer = self.layer
+        if variant.rope_theta is not None:
+            layer = deepcopy(layer)
+            layer.rope_parameters = {**layer.rope_parameters, "rope_theta": variant.rope_theta}
+        return replace(self, variant=variant, layer=layer)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from specrt.exporter.heads.config import NUM_TAPS, HeadConfig
 
 # (query [B, N, M, D], key [B, Nkv, M, D], value [B, Nkv, M, D]) -> [B, M, N, D]; keys and values are the new ones.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_MLP: dict[str, type[nn.Module]] = {"llama": LlamaMLP, "qwen3": Qwen3MLP}
 
 
 class HeadAttention(nn.Module):
@@ -29,7 +31,7 @@ class HeadAttention(nn.Module):
         self.q_proj = nn.Linear(2 * size, layer.num_attention_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(2 * size, layer.num_key_value_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(2 * size, layer.num_key_value_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(layer.num_attention_heads * head_dim, size, bias=False)
+        self.o_proj = nn.Linear(layer.num_attention_heads * head_dim, size, bias=bias)
         is_qwen = layer.model_type == "qwen3"
         self.q_norm, self.k_norm = (
             LlamaRMSNorm(head_dim, eps=layer.rms_norm_eps) if is_qwen else nn.Identity() for _ in range(2)
@@ -53,7 +55,7 @@ class HeadLayer(nn.Module):
         super().__init__()
         size, eps = config.hidden_size, config.layer.rms_norm_eps
         self.self_attn = HeadAttention(config)
-        self.mlp = LlamaMLP(config.layer)
+        self.mlp = _MLP[config.layer.model_type](config.layer)
         self.input_layernorm = LlamaRMSNorm(size, eps=eps)
         self.hidden_norm = LlamaRMSNorm(size, eps=eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps=eps)

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from specrt.engines.contract import LOGITS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec, model_contract
+from specrt.engines.contract import (
+    FEATURE_CACHE,
+    FEATURES,
+    LOGITS,
+    ONNXRUNTIME_DIALECT,
+    STANDARD_DIALECT,
+    UNDRAFTED,
+    ModelSpec,
+    model_contract,
+)
 from specrt.engines.errors import ParityError
 from specrt.engines.interface import Array, write_pass
 from specrt.engines.manifest import LOGITS_TOLERANCE, Parity
@@ -17,6 +26,7 @@ from specrt.engines.ort.cpu import OrtEngine
 NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
+MAX_FEATURE_ERROR = 0.5  # of their norm, for quantized weights; those of another layer are further away
 WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # the dtype that overflows less
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
@@ -63,23 +73,39 @@ def whole_logits(model: Any, ids: Array) -> Array:
     return logits
 
 
-def save_reference(path: Path, ids: Array, logits: Array) -> None:
-    """``ids`` [N], ``positions`` [P] and their ``logits`` [P, V], for checks without torch."""
+def save_reference(path: Path, ids: Array, logits: Array, features: Array | None = None) -> None:
+    """``ids`` [N], ``positions`` [P] and their ``logits`` [P, V], for checks without torch.
+
+    ``features`` [N, H] are those that a head reads.
+    """
     positions = np.array(STORED_POSITIONS, np.int64)
-    np.savez(path, ids=ids, positions=positions, logits=logits[positions])
+    read = {} if features is None else {"features": features}
+    np.savez(path, ids=ids, positions=positions, logits=logits[positions], **read)
 
 
 def check_parity(
-    graph: Path, spec: ModelSpec, ids: Array, expected: Array, threads: int, is_quantized: bool = False
+    graph: Path,
+    spec: ModelSpec,
+    ids: Array,
+    expected: Array,
+    threads: int,
+    is_quantized: bool = False,
+    features: Array | None = None,
 ) -> Parity:
     """Run the graph over ``ids`` in passes of different widths and compare with ``expected`` [N, V].
 
-    Raises ``ParityError`` when the difference is more than rounding, or, for quantized weights, when the KL divergence
-    is above ``MAX_QUANTIZATION_KL``.
+    ``features`` [N, H] are those that a target must write, or that a head reads. Raises ``ParityError`` when the
+    difference is more than rounding, or, for quantized weights, when the KL divergence is above
+    ``MAX_QUANTIZATION_KL``.
     """
-    got = graph_logits(graph, spec, ids, threads, prepack=is_quantized)
+    found = graph_outputs(graph, spec, ids, threads, is_quantized, features if spec.reads_features else None)
+    got = found[LOGITS]
     if not np.isfinite(got).all():
         raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {WIDER[spec.dialect]}")
+    known = expected[0] > UNDRAFTED
+    if not np.array_equal(got[:, ~known], expected[:, ~known]):
+        raise ParityError(f"{graph.name}: logits of ids outside the draft vocabulary; please report this head")
+    got, expected = got[:, known], expected[:, known]
     error = float(np.abs(got - expected).max())
     scale = float(np.abs(expected).max())
     agreement = float((got.argmax(-1) == expected.argmax(-1)).mean())
@@ -94,7 +120,24 @@ def check_parity(
             f"{graph.name}: logits differ from the torch model by {error:.3g} (largest logit {scale:.3g}), more than "
             f"rounding in {spec.dtype}; please report this model"
         )
+    if features is not None and not spec.reads_features:
+        limit = MAX_FEATURE_ERROR if is_quantized else LOGITS_TOLERANCE[spec.dtype]
+        _check_features(graph, found[FEATURES], features, limit)
     return Parity(len(ids), error, scale, agreement, kl)
+
+
+def feature_error(got: Array, expected: Array) -> float:
+    """The norm of the difference over that of ``expected``, of features [N, H]."""
+    return float(np.linalg.norm(got.astype(np.float64) - expected) / np.linalg.norm(expected.astype(np.float64)))
+
+
+def _check_features(graph: Path, got: Array, expected: Array, limit: float) -> None:
+    error = feature_error(got, expected)
+    if not error <= limit:
+        raise ParityError(
+            f"{graph.name}: features differ from the torch model's by {error:.2g} of their norm, expected at most "
+            f"{limit:g}; please report this model"
+        )
 
 
 def mean_kl(expected: Array, got: Array) -> float:
@@ -104,21 +147,32 @@ def mean_kl(expected: Array, got: Array) -> float:
 
 
 def graph_logits(graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack: bool = False) -> Array:
+    """The logits [N, V] f32 of ``graph_outputs``."""
+    return graph_outputs(graph, spec, ids, threads, prepack)[LOGITS]
+
+
+def graph_outputs(
+    graph: Path, spec: ModelSpec, ids: Array, threads: int, prepack: bool = False, features: Array | None = None
+) -> dict[str, Array]:
     """Logits [N, V] f32 of an exported graph, by passes of 1 to ``max_rows`` rows on a growing cache.
 
-    Without ``prepack`` the weights are not copied. Quantized weights need it, as at runtime: without it other kernels
-    run, which do not round activations and are more accurate.
+    Those of a target with features have these too, [N, H]. A head reads ``features`` [N, H]. Without ``prepack`` the
+    weights are not copied. Quantized weights need it, as at runtime: without it other kernels run, which do not round
+    activations and are more accurate.
     """
     engine = OrtEngine(graph, model_contract(spec), threads, prepack)
     binding = engine.open()
     host = binding.host
-    rows = []
+    if features is not None:
+        binding.write(FEATURE_CACHE, features)
+    rows: dict[str, list[Array]] = {name: [] for name in (LOGITS, FEATURES) if name in host}
     start, width = 0, spec.max_rows
     while start < len(ids):
         count = min(width, len(ids) - start, spec.max_rows)
         write_pass(host, ids[start : start + count], start, count)
         binding.run(count, count)
-        rows.append(host[LOGITS][:count].copy())
+        for name, found in rows.items():
+            found.append(host[name][:count].copy())
         start, width = start + count, width - 1 or spec.max_rows
     binding.close()
-    return np.concatenate(rows)
+    return {name: np.concatenate(found) for name, found in rows.items()}

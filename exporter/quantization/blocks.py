@@ -14,7 +14,7 @@ Blocks are quantized one weight at a time while the graph is written: 8 bits by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,6 +93,11 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int, block_size: in
     blocks, since they affect every token. For the same reason routers are not quantized. For experts see
     ``specrt.exporter.quantization.experts``.
     """
+    return quantize_tables(model, quantize_matmuls(model, name, vocab_size, block_size))
+
+
+def quantize_matmuls(model: ir.Model, name: str, vocab_size: int, block_size: int | None = None) -> dict[str, _Blocks]:
+    """The matmuls of ``quantize_weights``; returns the blocks of tied tables."""
     tables: dict[str, _Blocks] = {}
     scoring = routers(model)
     for node in list(model.graph):
@@ -111,6 +116,13 @@ def quantize_weights(model: ir.Model, name: str, vocab_size: int, block_size: in
         if is_table:
             tables[weight.name or ""] = blocks
         replace_node(model, node, _matmul(model, node.inputs[0], blocks, quantization))
+    remove_unused(model)
+    return tables
+
+
+def quantize_tables(model: ir.Model, tied: Mapping[str, _Blocks] | None = None) -> ir.Model:
+    """The tables of ``quantize_weights``; those in ``tied`` are blocks already."""
+    tables = tied or {}
     for node in list(model.graph):
         table = node.inputs[0] if node.op_type == "Gather" else None
         if table is None or table.const_value is None or table.shape is None or len(table.shape) != 2:

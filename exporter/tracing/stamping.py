@@ -18,7 +18,8 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from onnx_ir.tensor_adapters import TorchTensor
 
-from specrt.engines.contract import ModelSpec, TensorSpec, model_contract, past_name, present_name
+from specrt.engines.contract import FEATURES, ModelSpec, TensorSpec, model_contract, past_name, present_name
+from specrt.exporter.heads.taps import concatenated
 from specrt.exporter.passes.graph import copy_nodes
 from specrt.exporter.tracing.kinds import layer_hooks
 
@@ -78,10 +79,12 @@ class Stamp:
                 model.graph.inputs.append(value)
                 self._weights[int(number)][rest] = value
 
-    def apply(self, kinds: Sequence[int], layers: Sequence[torch.nn.Module], spec: ModelSpec) -> ir.Model:
+    def apply(
+        self, kinds: Sequence[int], layers: Sequence[torch.nn.Module], spec: ModelSpec, taps: Sequence[int] = ()
+    ) -> ir.Model:
         """Build the graph of all ``layers`` with the contract of ``spec``; ``kinds`` has the traced layer of each.
 
-        Raises ``CannotStamp``.
+        The features are the hidden values between the layers that ``taps`` names. Raises ``CannotStamp``.
         """
         graph = self._model.graph
         traced = self._traced_layers()
@@ -89,6 +92,7 @@ class Stamp:
         outputs = {str(value.name): value for value in graph.outputs}
         hidden = traced[0].enter.inputs[0]
         assert hidden is not None
+        between = [hidden]
         for index, kind in enumerate(kinds):
             source = traced[kind]
             mapping = {source.enter.outputs[0]: hidden, **self._weights_of(source, layers[index], index)}
@@ -102,6 +106,9 @@ class Stamp:
             end = source.leave.inputs[0]
             assert end is not None
             hidden = mapping.get(end, end)
+            between.append(hidden)
+        if taps:
+            outputs[FEATURES] = concatenated(self._model, [between[tap] for tap in taps])
         contract = model_contract(spec)
         _set(graph.outputs, contract.outputs, outputs)
         ir.convenience.replace_all_uses_with(traced[-1].leave.outputs[0], hidden)

@@ -30,6 +30,9 @@ from specrt.engines.contract import (
     past_name,
 )
 from specrt.exporter.cutting import only_layers, place_of_layers
+from specrt.exporter.heads.graph import HeadModule
+from specrt.exporter.heads.module import Head
+from specrt.exporter.heads.taps import tapped
 from specrt.exporter.passes.simplify import fold_weights, simplify
 from specrt.exporter.tracing.attention import IMPLEMENTATION, ContractCache, register
 from specrt.exporter.tracing.emission import STANDARD_OPSET
@@ -50,18 +53,22 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class _ContractModule(torch.nn.Module):
-    """The model with the contract's inputs and outputs as its signature."""
+    """The model with the contract's inputs and outputs as its signature.
 
-    def __init__(self, model: Any, spec: ModelSpec) -> None:
+    If the spec has features, they are the concatenated hidden states of ``taps``.
+    """
+
+    def __init__(self, model: Any, spec: ModelSpec, taps: Sequence[int] = ()) -> None:
         super().__init__()
         self.model = model
         self.spec = spec
+        self.taps = taps
 
     def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         names = [tensor.name for tensor in model_contract(self.spec).inputs]
         named = dict(zip(names, inputs, strict=True))
         num_layers = len(self.spec.kv_layers)
-        with tracing(Tracing(self.spec.dialect, named)) as state:
+        with tracing(Tracing(self.spec.dialect, named)) as state, tapped(self.model, self.taps) as hidden:
             output = self.model(
                 input_ids=named[INPUT_IDS],  # [1, width] i64
                 position_ids=named[POSITION_IDS],  # [1, width] i64
@@ -70,8 +77,9 @@ class _ContractModule(torch.nn.Module):
                 logits_to_keep=named[ROW_INDICES],  # [rows] i64
             )
         logits = output.logits[0].float()  # [rows, V] f32
+        features = [torch.cat([hidden[tap][0] for tap in self.taps], dim=-1)] if self.taps else []  # [width, N Ht]
         present = (tensor for layer in range(num_layers) for tensor in state.present[layer])
-        return (logits, *present)
+        return (logits, *features, *present)
 
 
 # Sizes of the example inputs' dynamic dimensions: all different, and none 0 or 1, which torch.export special-cases.
@@ -86,26 +94,27 @@ def _dynamic_dimensions(tensor: TensorSpec) -> dict[int, Any]:
     return {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(tensor.shape) if isinstance(dim, str)}
 
 
-def trace(model: Any, spec: ModelSpec) -> ir.Model:
+def trace(model: Any, spec: ModelSpec, taps: Sequence[int] = ()) -> ir.Model:
     """Trace ``model`` (a transformers causal LM, in ``spec.dtype``) into an ONNX model with the contract's names.
 
     One layer of each kind is traced; where that is not possible, all are. Weights use the memory of the torch tensors
-    until the graph is saved.
+    until the graph is saved. The features of ``spec``, if it has any, are the concatenated hidden states of ``taps``:
+    0 is the first layer's input and ``i`` the output of layer ``i - 1``.
     """
     with _prepared(model, spec):
         kinds = layer_kinds(model, spec)
         if kinds is not None:
             try:
-                return _stamped(model, spec, kinds)
+                return _stamped(model, spec, kinds, taps)
             except CannotStamp:
                 pass  # the layers are intertwined in a way that only the graph shows
-    return trace_whole(model, spec)
+    return trace_whole(model, spec, taps)
 
 
-def trace_whole(model: Any, spec: ModelSpec) -> ir.Model:
+def trace_whole(model: Any, spec: ModelSpec, taps: Sequence[int] = ()) -> ir.Model:
     """Trace ``model`` with all of its layers."""
     with _prepared(model, spec):
-        graph = _exported(model, spec)
+        graph = _exported(_ContractModule(model, spec, taps), spec)
     _name_dimensions(graph, spec)
     return simplify(graph)
 
@@ -139,6 +148,7 @@ def layer_kinds(model: Any, spec: ModelSpec) -> LayerKinds | None:
 
     A model of the kept layers alone must run the same operators as the whole one, in these layers and around them.
     """
+    spec = replace(spec, feature_size=None)
     try:
         parent, name = place_of_layers(model)
         whole = _records(model, spec, getattr(parent, name))
@@ -162,29 +172,36 @@ def _records(model: Any, spec: ModelSpec, layers: Sequence[torch.nn.Module]) -> 
         return record(_ContractModule(model, spec).eval(), layers, inputs, owners)
 
 
-def _stamped(model: Any, spec: ModelSpec, found: LayerKinds) -> ir.Model:
+def _stamped(model: Any, spec: ModelSpec, found: LayerKinds, taps: Sequence[int]) -> ir.Model:
     parent, name = place_of_layers(model)
     layers = getattr(parent, name)
     place = next(path for path, module in model.named_modules() if module is layers)
     part_spec = _spec_of(spec, found.kept)
     with only_layers(model, found.kept), marked([layers[index] for index in found.kept]):
-        graph = _exported(model, part_spec)
+        graph = _exported(_ContractModule(model, part_spec), part_spec)
     _name_dimensions(graph, part_spec)
     stamp = Stamp(graph, f"model.{place}", len(found.kept))
     simplify(graph)
-    return fold_weights(stamp.apply(found.kinds, layers, spec))
+    return fold_weights(stamp.apply(found.kinds, layers, spec, taps))
 
 
 def _spec_of(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
-    """The spec of a model of the ``kept`` layers."""
-    return replace(spec, kv_layers=tuple(spec.kv_layers[index] for index in kept))
+    """The spec of a model of the ``kept`` layers, without features."""
+    return replace(spec, kv_layers=tuple(spec.kv_layers[index] for index in kept), feature_size=None)
 
 
-def _exported(model: Any, spec: ModelSpec) -> ir.Model:
+def trace_head(head: Head, spec: ModelSpec) -> ir.Model:
+    """Trace an EAGLE-3 head, in ``spec.dtype``, with the contract of ``spec``."""
+    graph = _exported(HeadModule(head, spec), spec)
+    _name_dimensions(graph, spec)
+    return simplify(graph)
+
+
+def _exported(module: torch.nn.Module, spec: ModelSpec) -> ir.Model:
     contract = model_contract(spec)
     with torch.no_grad(), _quiet(), _operators_read_once():
         program = torch.onnx.export(
-            _ContractModule(model, spec).eval(),
+            module.eval(),
             ([_example(tensor) for tensor in contract.inputs],),
             dynamo=True,
             optimize=False,  # our passes start with it, and must see every weight that they are to free

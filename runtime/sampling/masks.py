@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specrt.engines.contract import UNDRAFTED
 from specrt.engines.interface import Array
 
 # For each byte of a mask, the upper limits of its 8 ids: infinity or minus infinity. [256, 8] f32
@@ -48,14 +49,14 @@ class MaskedRows:
     def apply(self, mask: Mask, row: Array) -> bool:
         """Set the logits of ids that are forbidden or beyond the mask to minus infinity. ``row`` [V] f32.
 
-        False if no id is allowed; ``row`` is then not changed.
+        False if no id is allowed that the model may choose; ``row`` is then not changed.
         """
         if len(self._limits) != len(mask.bits):
             self._limits = np.empty((len(mask.bits), 8), np.float32)
         np.take(_LIMITS, mask.bits, axis=0, out=self._limits, mode="clip")
         limits = self._limits.reshape(-1)[: len(row)]
         np.minimum(row[: len(limits)], limits, out=limits)
-        if not np.isfinite(limits.max()):
+        if not UNDRAFTED < limits.max() < np.inf:
             return False
         row[: len(limits)] = limits
         row[len(limits) :] = -np.inf

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, UNDRAFTED
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array, Binding, Memory
 from specrt.engines.samplers import (
@@ -124,7 +124,7 @@ class Processors:
                     )
                 logits[:] = changed
         logits[is_banned] = -np.inf
-        if not np.isfinite(logits.max()):
+        if not UNDRAFTED < logits.max() < np.inf:
             return False
         row[: self._num_shared] = logits[: self._num_shared]
         return True

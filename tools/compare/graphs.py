@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from specrt.engines.contract import (
+    FEATURE_CACHE,
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,
@@ -84,16 +85,27 @@ def _model(bundle: Path, entry: ModelEntry, has_reference: bool) -> Graph:
         widths = [1 + index % entry.spec.max_rows for index in range(len(ids))]
         ends = [int(end) for end in np.cumsum(widths) if end <= len(ids)]
     starts = [0, *ends[:-1]]
+    read = _features(entry, stored)
     feeds = tuple(
-        _pass(contract, ids, start, end, 1 if has_reference else end - start)
+        _pass(contract, ids, start, end, 1 if has_reference else end - start) | read
         for start, end in zip(starts, ends, strict=True)
     )
 
     def reference(feed: Feed) -> Feed:
         return {LOGITS: np.stack([logits[int(p)] for p in feed[POSITION_IDS][0][feed[ROW_INDICES]]])}
 
-    limit = entry.logits_tolerance * float(np.abs(stored["logits"]).max())
+    limit = entry.logits_tolerance * entry.parity.max_abs_logit
     return Graph(entry.graph, contract, feeds, {LOGITS: limit}, reference, STORED)
+
+
+def _features(entry: ModelEntry, stored: Feed) -> dict[str, Array]:
+    """The features that the reference of a head was computed with, for each of its passes."""
+    if not entry.spec.reads_features:
+        return {}
+    features = stored["features"]
+    return {
+        FEATURE_CACHE: np.pad(features, ((0, entry.spec.capacity - len(features)), (0, 0))).astype(entry.spec.dtype)
+    }
 
 
 def _pass(contract: Contract, ids: Array, start: int, end: int, rows: int) -> dict[str, Array]:
@@ -114,9 +126,10 @@ def passes_of(contract: Contract, feed: Feed) -> Iterator[Feed]:
         return
     ids, positions = feed[INPUT_IDS][0], feed[POSITION_IDS][0]
     start, rows = 0, len(feed[ROW_INDICES])
+    read = {FEATURE_CACHE: feed[FEATURE_CACHE]} if FEATURE_CACHE in feed else {}
     while len(ids) - start > most:
-        yield _pass(
-            contract, np.pad(ids, (int(positions[0]), 0)), int(positions[start]), int(positions[start]) + most, 1
-        )
+        first = int(positions[start])
+        yield _pass(contract, np.pad(ids, (int(positions[0]), 0)), first, first + most, 1) | read
         start += most
-    yield _pass(contract, np.pad(ids, (int(positions[0]), 0)), int(positions[start]), int(positions[-1]) + 1, rows)
+    last = _pass(contract, np.pad(ids, (int(positions[0]), 0)), int(positions[start]), int(positions[-1]) + 1, rows)
+    yield last | read

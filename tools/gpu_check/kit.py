@@ -90,6 +90,6 @@ def write_seeded(path: Path, num_bytes: int) -> None:
 def fill(bundle: Path) -> None:
     """Write the weights of a bundle that was stored without them."""
     manifest = manifest_from_bundle(bundle)
-    weights = manifest.target.weights
+    weights = manifest.target.weights[0]
     if weights is not None and not (bundle / weights).exists():
         write_seeded(bundle / weights, manifest.files[weights].num_bytes)

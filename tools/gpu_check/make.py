@@ -77,7 +77,7 @@ def _layers(folder: Path, models: Path, progress: Progress) -> None:
     source = _save(models / LAYERS, **TWO_OF_1_5B)
     bundle = folder / LAYERS
     _export(source, bundle, "tensorrt-rtx", context=2048, chunk=64, k=7)
-    weights = bundle / manifest_from_bundle(bundle).target.weights
+    weights = bundle / manifest_from_bundle(bundle).target.weights[0]
     write_seeded(weights, weights.stat().st_size)
     _restamp(bundle)
     weights.unlink()

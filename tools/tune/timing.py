@@ -66,17 +66,19 @@ def time_draft(runtime: Runtime, past: int, repeats: int, widths: Iterable[int] 
         return {}
     slot = runtime.open_slot("model")
     committed = [FILLER] * _room(runtime, past)
-    _, drafter = runtime.begin(slot, committed, Settings(num_speculative_tokens=1, draft="model"))
+    target, drafter = runtime.begin(slot, committed, Settings(num_speculative_tokens=1, draft="model"))
     assert slot.draft is not None
     model = slot.draft.model
-    model.prefill(committed)
+    target.model.prefill(committed[:-1])  # a head reads its features
+    model.prefill(model.missing(committed))
+    num_fed = model.kv_len
 
     def draft(width: int) -> None:
-        model.rollback(len(committed) - width)
+        model.rollback(num_fed - width)
         drafter.propose(committed, 1)
         model.read()  # on a device the token is computed asynchronously: wait for it
 
-    found = medians_ms({w: partial(draft, w) for w in widths if w < len(committed)}, repeats)
+    found = medians_ms({w: partial(draft, w) for w in widths if w < num_fed}, repeats)
     slot.close()
     return found
 

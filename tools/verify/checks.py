@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS, past_name
+from specrt.engines.contract import FEATURE_CACHE, LOGITS, past_name
 from specrt.engines.manifest import ModelEntry
+from specrt.runtime.head import HeadModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
@@ -19,6 +20,7 @@ from specrt.runtime.slots import Slot, SlotModel
 from specrt.runtime.widths import logits_of
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
+from specrt.tools.verify.logits import largest, read_features
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,10 +84,11 @@ def check_reference(subject: Subject) -> list[Check]:
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
-        stored = np.load(subject.bundle / entry.reference)
-        got = logits_of(role_of(slot, role).model, stored["ids"].tolist(), entry.spec.max_rows)[stored["positions"]]
+        stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
+        read_features(model, stored)
+        got = logits_of(model, stored["ids"].tolist(), entry.spec.max_rows)[stored["positions"]]
         expected = stored["logits"]
-        error, scale = float(np.abs(got - expected).max()), float(np.abs(expected).max())
+        error, scale = float(np.abs(got - expected).max()), largest(expected)
         same = int((got.argmax(-1) == expected.argmax(-1)).sum())
         found.append(
             Check(
@@ -105,12 +108,13 @@ def check_rows(subject: Subject) -> list[Check]:
     found = []
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
-        ids = np.load(subject.bundle / entry.reference)["ids"].tolist()
-        model = role_of(slot, role).model
+        stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
+        read_features(model, stored)
+        ids = stored["ids"].tolist()
         single = logits_of(model, ids, 1)
         widths = sorted({2, entry.spec.max_rows})
         error = max(float(np.abs(logits_of(model, ids, width) - single).max()) for width in widths)
-        scale = float(np.abs(single).max())
+        scale = largest(single)
         if role == "target":
             subject.row_error = error
         found.append(
@@ -217,13 +221,12 @@ def check_caches(subject: Subject) -> list[Check]:
         for used, new in zip((slot.target, slot.draft), (fresh.target, fresh.draft), strict=True):
             if used is None or new is None:
                 continue
-            context = tokens[: used.model.kv_len]
             used.model.min_width = new.model.min_width = 2
             new.model.rollback(0)
             for part in (used.model, new.model):
-                part.feed([*context, tokens[-1]][part.kv_len :], 1)
+                part.feed(part.missing(tokens), 1)
             ours, theirs = used.model.read(LOGITS)[0][0], new.model.read(LOGITS)[0][0]
-            worst = max(worst, float(np.abs(ours - theirs).max() / np.abs(theirs).max()))
+            worst = max(worst, float(np.abs(ours - theirs).max() / largest(theirs)))
             same_bits &= used is slot.draft or np.array_equal(ours, theirs)
             num_compared += 1
     slot.close()
@@ -240,13 +243,17 @@ def check_caches(subject: Subject) -> list[Check]:
 
 
 def _poison(slot: Slot) -> None:
-    """Overwrite every KV slot after the committed ones."""
+    """Overwrite every KV slot, and every feature, after the committed ones."""
     for part in (slot.target, slot.draft):
         if part is not None:
             for (layer, _), name in product(enumerate(part.model.spec.kv_layers), ("key", "value")):
                 (cache,) = part.model.read(past_name(name, layer))
                 cache[:, :, part.model.kv_len :] = POISON
                 part.model.binding.write(past_name(name, layer), cache)
+            if isinstance(part.model, HeadModel):
+                (features,) = part.model.read(FEATURE_CACHE)
+                features[slot.target.model.kv_len :] = POISON
+                part.model.binding.write(FEATURE_CACHE, features)
 
 
 def _all_ids(

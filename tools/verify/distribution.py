@@ -206,9 +206,9 @@ def _probs(slot: Slot, tokens: Sequence[int], is_stand_in: bool) -> tuple[Array,
 
 
 def _logits(part: SlotModel, tokens: Sequence[int]) -> Array:
-    """[1, V] f32 after ``tokens``."""
+    """[1, V] f32 after ``tokens``. A head reads the features of the target, which is asked first."""
     part.begin(tokens, min_width=1)
-    part.model.feed(tokens[part.model.kv_len :], 1)
+    part.model.feed(part.model.missing(tokens), 1)
     return part.model.read(LOGITS)[0][:1]
 
 

@@ -16,13 +16,13 @@ import pytest
 
 from specrt.engines.contract import model_contract
 from specrt.engines.interface import Array
-from specrt.exporter.export import release_weights
 from specrt.exporter.passes import optimize
 from specrt.exporter.passes.lm_head import read_tied_table
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
 from specrt.exporter.passes.rotary import fold_rotary
 from specrt.exporter.tracing.trace import trace
+from specrt.exporter.writing import release_weights
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
 from tests.exporter.tracing.traces import MAX_SEQ_LEN, Traces, W, tiny_spec
 

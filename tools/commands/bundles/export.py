@@ -12,11 +12,23 @@ from specrt.engines.errors import UsageError
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
+def _taps(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """``2,15,27`` as numbers."""
+    try:
+        return tuple(int(part) for part in value.split(",")) if value else ()
+    except ValueError as error:
+        raise click.BadParameter(f"got {value!r}, expected numbers such as 2,15,27") from error
+
+
 @click.command()
 @click.argument("target")
 @click.option("--output", "-o", required=True, type=OUTPUT_FOLDER, help="The bundle folder to write.")
 @click.option(
-    "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|self|skip:N", help="Where drafts come from."
+    "--draft",
+    default="ngram",
+    show_default=True,
+    metavar="DRAFT|ngram|self|skip:N|eagle3:HEAD",
+    help="Where drafts come from.",
 )
 @click.option(
     "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens per round."
@@ -41,6 +53,18 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     "--draft-vocab", type=int, metavar="N", help="Let the draft propose only the first N ids, with a smaller head."
 )
 @click.option(
+    "--taps",
+    metavar="A,B,C",
+    callback=_taps,
+    help="Hidden states of TARGET that a head reads: 0 is the embeddings, i follows the i-th layer. [default: scored]",
+)
+@click.option(
+    "--norm",
+    multiple=True,
+    metavar="none|fc|fc-each|residual|output",
+    help="A norm that a head was trained with; give each one, or none. [default: scored]",
+)
+@click.option(
     "--backend",
     default="onnxruntime",
     show_default=True,
@@ -63,7 +87,8 @@ def export(**options: Any) -> None:
     TARGET and DRAFT are a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, a local Hugging Face folder or a .gguf
     file. '--draft ngram' looks drafts up in the text so far and needs no model; '--draft self' is the target itself on
     a second KV slot, '--draft self:int8' the target with its weights in 8 bits, '--draft skip:N' N of its layers with
-    the same weights.
+    the same weights. '--draft eagle3:HEAD' is an EAGLE-3 head, a hub id or a folder: official, speculators, SpecForge
+    or AngelSlim.
     """
     if sys.version_info < (3, 11):
         raise UsageError(f"export: got Python {platform.python_version()}, expected 3.11 or later; bundles run on both")
