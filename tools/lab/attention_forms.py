@@ -118,9 +118,8 @@ def folded(transposes: str = "keys", **softmax: bool) -> Form:
 
 def reduced(w: Writer, query: str, key: str, value: str, mask: str, capacity: int) -> str:
     """No matmul: products and sums. ONNX Runtime would store all products, 6 GB in a chunk of a 1.5B's layer."""
-    wide = {"to": _FLOAT}
-    rows = w("Cast", w("Reshape", w("Mul", query, np.float16(SCALE)), (1, KV_HEADS, -1, 1, DIM)), **wide)
-    keys, values = (w("Cast", w("Unsqueeze", t, (2,)), **wide) for t in (key, value))
+    rows = w("Cast", w("Reshape", w("Mul", query, np.float16(SCALE)), (1, KV_HEADS, -1, 1, DIM)), to=_FLOAT)
+    keys, values = (w("Cast", w("Unsqueeze", t, (2,)), to=_FLOAT) for t in (key, value))
     scores = w("ReduceSum", w("Mul", rows, keys), (4,), keepdims=0)  # [1, Hkv, group * M, C]
     scores = w("Reshape", scores, (1, KV_HEADS, GROUP, -1, capacity))
     probs = w("Softmax", w("Where", w("Unsqueeze", mask, (1,)), scores, np.float32(-np.inf)), axis=-1)
@@ -229,7 +228,7 @@ def _rows_of(graph: Path, capacity: int) -> list[tuple[str, ...]]:
         engine = engine_layers(graph, Contract(_INPUTS, (), {}), PROFILES)
     except RuntimeError as error:
         return [("", "", "", str(error).rpartition(": ")[2][:40], "")]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, layers in engine.layers.items():
         copies = cache_copies(layers, capacity, DIM)
         copied = copied_bytes(copies, profile_width(PROFILES[name])) / 1e6
