@@ -24,7 +24,7 @@ from specrt.exporter.quantization.blocks import quantize_matmuls, quantize_table
 from specrt.exporter.quantization.qdq import dequantize_weights
 from specrt.exporter.sharing import share_weights, write_own_weights
 from specrt.exporter.sources.fingerprint import fingerprint_of
-from specrt.exporter.sources.source import find_checkpoint
+from specrt.exporter.sources.source import find_checkpoint, licenses_at
 from specrt.exporter.tracing.trace import torch_dtype, trace_head
 
 GRAPH = "target/head.onnx"  # in the target's folder, since it may read the embedding in the target's file
@@ -70,6 +70,8 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
+    for name, content in licenses_at(plan.source, plan.revision).items():
+        (folder / "draft" / name).write_bytes(content)
     contract = model_contract(plan.spec)
     return ModelEntry(
         source=plan.source,
