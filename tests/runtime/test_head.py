@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -99,7 +100,7 @@ texts = st.lists(
 
 
 @given(texts, st.sampled_from([1, 2]))
-def test_every_draft_is_that_of_a_computation_from_nothing(texts: list, min_width: int) -> None:
+def test_every_draft_is_that_of_a_computation_from_nothing(texts: list[Any], min_width: int) -> None:
     """Over accepted and rejected drafts, drafts of others, rounds without any, and reused prefixes."""
     slot = Slot(min_width)
     for share, following, has_draft, steps in texts:
