@@ -14,7 +14,6 @@ from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress
-from specrt.exporter.heads.attention import attend_causally
 from specrt.exporter.heads.features import FittedHead
 from specrt.exporter.parity.precision import cast_weights, runnable
 from specrt.exporter.parity.reference import check_parity, save_reference
@@ -89,6 +88,12 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         samplers=samplers,
         quantization=plan.quantization,
     )
+
+
+def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Each pair attends to itself and to those before it. Shapes as in ``module.Attend``."""
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def _expected_logits(fitted: FittedHead, ids: Array) -> Array:
