@@ -6,9 +6,11 @@ import click
 
 from specrt import __version__
 from specrt.tools.commands.bundles.build import build
+from specrt.tools.commands.bundles.distill import distill
 from specrt.tools.commands.bundles.export import export
 from specrt.tools.commands.bundles.inspect import inspect
 from specrt.tools.commands.bundles.plan import plan
+from specrt.tools.commands.bundles.warm import warm
 from specrt.tools.commands.checks.align import align
 from specrt.tools.commands.checks.bench import bench
 from specrt.tools.commands.checks.compare import compare
@@ -36,7 +38,9 @@ def main() -> None:
 
 for _command in (
     export,
+    distill,
     build,
+    warm,
     generate,
     chat,
     serve,

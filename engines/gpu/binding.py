@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,9 +117,28 @@ class DeviceBinding:
         limits = self.contract.limits
         if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
             raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
+        if (collector := self.device.collector) is not None:
+            collector.run(self, width, rows)
+        else:
+            self.launch(width, rows)
+        self._last = (width, rows)
+
+    def launch(self, width: int, rows: int) -> None:
+        """Enqueue a pass at once."""
         with self.device.lock:
             self._launch(width, rows)
-        self._last = (width, rows)
+
+    def together(self) -> AbstractContextManager[None]:
+        """See ``Binding.together``. Backends whose passes can be captured override it."""
+        return nullcontext()
+
+    def can_capture(self, width: int, rows: int) -> bool:
+        """Whether such a pass can be a part of a larger CUDA graph now."""
+        return False
+
+    def enqueue_captured(self, width: int, rows: int) -> bool:
+        """Enqueue such a pass while the stream is captured. Returns whether the library took it."""
+        raise NotImplementedError
 
     def _launch(self, width: int, rows: int) -> None:
         raise NotImplementedError
@@ -130,6 +150,7 @@ class DeviceBinding:
     def mark(self, number: int) -> None:
         """See ``Binding.mark``."""
         api = self.device.api
+        self.device.submit()
         with self.device.lock:
             if not self._events:
                 self._events = [api.new_event(), api.new_event()]

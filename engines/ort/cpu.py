@@ -12,16 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
-from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.errors import BundleError
 from specrt.engines.interface import CPU, Array, Backend, Engine, HostBinding, allocate, check_shared
+from specrt.engines.ort.library import ort
 from specrt.engines.processor import available_cores
-
-try:
-    import onnxruntime as ort
-except ImportError as error:
-    raise BackendError(
-        "backend onnxruntime: the library onnxruntime is not installed; install it with 'pip install \"specrt[cpu]\"'"
-    ) from error
 
 _ORT_TYPES = {
     "tensor(float)": "float32",
@@ -79,9 +73,13 @@ class OrtBackend(Backend):
     """The graphs of ``bundle`` in sessions of ``threads`` (None: all cores)."""
 
     device = CPU
+    cache_path = None
 
     def __init__(self, name: str, bundle: Path, threads: int | None) -> None:
         self.name, self._bundle, self._threads = name, bundle, threads or available_cores()
+
+    def save_cache(self) -> None:
+        """Nothing to do: its kernels are compiled already."""
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
         """See ``specrt.engines.interface.Backend.load``."""

@@ -103,7 +103,7 @@ def build(
         jobs = _jobs(manifest, has_decode_profile)
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         record = BuildRecord(
             RECORD_VERSION,
             __version__,

@@ -65,7 +65,7 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
     plan = fitted.plan
     progress.step("draft: comparing with the torch head")
     is_quantized = plan.quantization != "none" or plan.target_quantization != "none"
-    with runnable(folder / GRAPH, plan.spec) as (graph, spec):
+    with runnable(folder / GRAPH, plan.spec, is_quantized) as (graph, spec):
         parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
@@ -121,6 +121,6 @@ def _quantize(graph: ir.Model, fitted: FittedHead) -> None:
             dequantize_weights(graph, plan.quantization, plan.loaded.config.draft_vocab_size)
         return
     if plan.quantization != "none":
-        quantize_matmuls(graph, plan.quantization, plan.loaded.config.draft_vocab_size)
+        quantize_matmuls(graph, plan.quantization, plan.loaded.config.draft_vocab_size, plan.block_size)
     if is_table_quantized:
         quantize_tables(graph)

@@ -31,6 +31,7 @@ class HeadPlan:
     quantization: str
     target_quantization: str
     is_named: bool
+    block_size: int | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -84,6 +85,7 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
         options.draft_quantize,
         target.quantization,
         bool(options.taps or options.norm),
+        options.block_size,
     )
 
 

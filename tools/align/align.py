@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,7 +17,13 @@ import specrt
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import write_text_file
+from specrt.runtime.completion import Completion
+from specrt.runtime.options import Options, options_of
+from specrt.runtime.result import Stats
+from specrt.runtime.round import Round
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import settings_of
+from specrt.runtime.slots import Slot
 from specrt.tools.align.tally import Positions, Tally, compare_rows
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
@@ -68,12 +74,13 @@ def align(
     temperature: float = 0.0,
     threads: int | None = None,
     progress: Progress = SILENT,
+    draft: str | None = None,
 ) -> Alignment:
-    """Measure the bundle's draft on ``prompts``. Raises ``UsageError``."""
+    """Measure the bundle's draft on ``prompts``, or ``ngram`` drafts. Raises ``UsageError``."""
     checked_manifest(bundle)
     with specrt.load(bundle, threads=threads) as runtime:
         manifest = runtime.manifest
-        draft, k = manifest.draft.kind, manifest.num_speculative_tokens
+        draft, k = draft or manifest.draft.kind, manifest.num_speculative_tokens
         if draft == "ngram" and temperature:
             raise UsageError(
                 f"--temperature {temperature}: n-gram drafts are verified on greedy text here; leave it out"
@@ -82,6 +89,7 @@ def align(
         tallies = {n: Tally(n) for n in range(1, k + 1)}
         by_category: dict[str, Tally] = {}
         pooled = Positions()
+        is_head = draft == "model" and manifest.draft.model is not None and manifest.draft.model.spec.reads_features
         slot = runtime.open_slot("none" if draft == "ngram" else "model")
         for prompt, prompt_ids in zip(prompts, ids, strict=True):
             progress.step(prompt.name)
@@ -95,10 +103,14 @@ def align(
             found = compare_rows(slot.target.model, slot.draft.model, prompt_ids, output, temperature)
             _pool(pooled, found)
             for tally in chosen:
-                tally.add(found.chances)
+                if is_head:
+                    tally.add_rounds(_rounds(runtime, slot, prompt_ids, max_new_tokens, tally.k, temperature))
+                else:
+                    tally.add(found.chances)
         progress.step("timing passes")
         slot.close()
         target_ms, draft_ms = time_passes(runtime)
+        draft_ms = 0.0 if draft == "ngram" else draft_ms
         gains = {n: tally.speedup(target_ms, draft_ms) for n, tally in tallies.items()}
         return Alignment(
             bundle=str(bundle),
@@ -117,6 +129,18 @@ def align(
             speedup_by_k=gains,
             verdict=verdict(gains),
         )
+
+
+def _rounds(
+    runtime: Runtime, slot: Slot, prompt: Sequence[int], max_new_tokens: int, k: int, temperature: float
+) -> Iterator[Round]:
+    """The rounds of one text with K = k, as they run: beyond its first token a head reads its own hidden states."""
+    options: Options = {"max_new_tokens": max_new_tokens, "num_speculative_tokens": k, "draft": "model"}
+    if temperature:
+        options |= {"temperature": temperature, "seed": SEED}
+    settings = settings_of(options_of(options), runtime.manifest, True)
+    completion = Completion(prompt, settings, runtime.manifest.target.spec.max_seq_len)
+    yield from runtime.rounds(slot, completion, Stats())
 
 
 def verdict(speedup_by_k: dict[int, float]) -> str:

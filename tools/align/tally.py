@@ -18,6 +18,7 @@ from specrt.engines.contract import LOGITS, UNDRAFTED
 from specrt.engines.interface import Array
 from specrt.runtime.drafting.drafters import NGramDrafter
 from specrt.runtime.model import KVCachedModel
+from specrt.runtime.round import Round
 from specrt.tools.align.lookups import look_up
 
 
@@ -88,6 +89,18 @@ class Tally:
             starts[place + drafted + 1] += weight
         self.tokens += len(chances)
 
+    def add_rounds(self, rounds: Iterable[Round]) -> None:
+        """Add the rounds of one text, as they ran."""
+        for done in rounds:
+            if done.is_prefill:
+                continue
+            num_drafted = len(done.drafted)
+            for i in range(min(num_drafted, done.num_accepted + 1)):
+                self.reached[i] += 1
+                self.accepted[i] += i < done.num_accepted
+            self.by_drafted[num_drafted] += 1
+            self.tokens += len(done.emitted)
+
     def add_ngram(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Add one text of n-gram drafts, round by round. ``output`` is the target's, with the token of the prefill."""
         drafter, tokens, place = NGramDrafter(), [*prompt, *output], len(prompt) + 1
@@ -127,9 +140,10 @@ def compare_rows(
     for token, target_row, draft_row in rows:
         size = min(len(target_row), len(draft_row))
         known = np.flatnonzero(draft_row[:size] > UNDRAFTED)  # the ids that the draft can propose
-        log_p, log_q = (log_softmax(row[known], temperature or 1.0) for row in (target_row, draft_row))
+        log_p = log_softmax(target_row[:size], temperature or 1.0)[known]
+        log_q = log_softmax(draft_row[known], temperature or 1.0)
         p = np.exp(log_p)
-        tv = float(np.maximum(p - np.exp(log_q), 0).sum())
+        tv = float(np.maximum(np.exp(log_q) - p, 0).sum())  # q is 0 for other ids
         wanted, got = int(target_row.argmax()) if temperature else token, int(draft_row.argmax())
         found.tv.append(tv)
         found.kl.append(float((p * (log_p - log_q)).sum()))

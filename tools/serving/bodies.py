@@ -19,9 +19,8 @@ async def json_body(request: Request, max_bytes: int) -> Any:
     if kind != "application/json":
         raise ApiError(415, f"content-type: got {kind!r}, expected application/json")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await _body(request, max_bytes)
-    except TimeoutError as error:
+        data = await asyncio.wait_for(_body(request, max_bytes), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the body is not complete") from error

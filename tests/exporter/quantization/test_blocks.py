@@ -95,7 +95,7 @@ def test_the_graph_answers_as_the_model_with_rounded_weights(
     architecture: str, name: str, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With activations in fp32 (accuracy level 0), so that only the weights differ from the torch model's own."""
-    monkeypatch.setattr(blocks, "ACCURACY_LEVEL", 0)
+    monkeypatch.setitem(blocks.ACCURACY_LEVEL, ir.DataType.FLOAT, 0)
     model = tiny_model(architecture)
     ids = np.random.default_rng(2).integers(3, VOCAB_SIZE, NUM_IDS)
     got = _logits(tiny_graph(traces, architecture, name), tiny_spec(model), ids, tmp_path)

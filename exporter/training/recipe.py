@@ -1,0 +1,69 @@
+"""The settings of a training run, in two parts: the text that is written, and the training on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specrt.engines.errors import UsageError
+
+Kind = Literal["head", "layers"]
+KINDS: tuple[Kind, ...] = ("head", "layers")
+HELD_OUT_EVERY, HELD_OUT = 20, 5  # one conversation in 20 is held out: numbers 5, 25, 45, ...
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """How the target writes the text. Lengths in tokens.
+
+    ``num_tokens`` None writes for ``minutes``. ``num_lanes`` conversations are written at the same time by torch. The
+    model writes its own prompts at temperature 1. Half of the answers are greedy, half at ``temperature``.
+    """
+
+    minutes: float | None = 20.0
+    num_tokens: int | None = None
+    num_lanes: int = 32
+    max_prompt_tokens: int = 80
+    max_answer_tokens: int = 200
+    temperature: float = 0.7
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.minutes is None) == (self.num_tokens is None):
+            raise UsageError("text: got minutes and tokens, or neither; give one")
+        if self.num_tokens is not None and self.num_tokens < 1:
+            raise UsageError(f"--tokens {self.num_tokens}: expected 1 or more")
+        if self.minutes is not None and not self.minutes > 0:
+            raise UsageError(f"--minutes: got {self.minutes:g} for the text, expected more than 0")
+
+
+@dataclass(frozen=True)
+class TrainRecipe:
+    """How the draft is trained. Sources: EAGLE-3 (arXiv 2503.01840), and shared losses of speculative distillation.
+
+    ``num_steps`` None trains for ``minutes``. ``depth`` is the number of steps of training-time testing, weighted by
+    ``decay`` to the power of the step. The loss is KL for the first ``kl_share`` of the training, then the negative
+    logarithm of the expected acceptance. The learning rate rises over ``warmup_share`` and falls along a cosine.
+    """
+
+    minutes: float | None = 40.0
+    num_steps: int | None = None
+    depth: int = 3
+    decay: float = 0.8
+    kl_share: float = 1 / 3
+    max_rate: float = 1e-3
+    min_rate: float = 1e-5
+    warmup_share: float = 0.03
+    clip: float = 0.5
+    tokens_per_step: int = 2048
+    max_draft_vocab: int = 8192
+    num_evaluations: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.minutes is None) == (self.num_steps is None):
+            raise UsageError("training: got minutes and steps, or neither; give one")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise UsageError(f"training steps: got {self.num_steps}, expected 1 or more")
+        if self.minutes is not None and not self.minutes > 0:
+            raise UsageError(f"--minutes: got {self.minutes:g} for the training, expected more than 0")

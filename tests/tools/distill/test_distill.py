@@ -1,0 +1,127 @@
+"""``specrt distill`` on a tiny target: by torch and by a quantized bundle, verdicts, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.exporter.training.loading import load_target
+from specrt.exporter.training.prompts import own_prompts
+from specrt.exporter.training.store import Store
+from specrt.tools.cli import main
+from specrt.tools.distill.bundle_text import BundleWriter, export_with_features
+from specrt.tools.distill.distill import recipes, source_of
+from specrt.tools.distill.options import DistillOptions
+from specrt.tools.distill.verdict import verdict_of
+from tests.exporter.training.tiny_training import TAPS, learnable_model, small_text
+from tests.exports import Exports
+from tests.tiny import tiny_tokenizer
+
+
+@pytest.fixture(scope="session")
+def learnable(exports: Exports) -> Path:
+    from tests.exports import made_once
+
+    def make(folder: Path) -> None:
+        learnable_model().save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+
+    return made_once(exports.folder / "learnable" / "model", make)
+
+
+def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path: Path) -> None:
+    """A killed run leaves its text; the same command continues and leaves only the head and the pair."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the dog\nan area\nbirds sing\n")
+    arguments = ["distill", str(learnable), "-o", str(tmp_path / "head"), "--tokens", "2500", "--threads", "1"]
+    arguments += ["--prompts", str(prompts), "--bundle", str(tmp_path / "pair")]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 0, found.output
+    assert "use on this machine: " in found.stdout and "ngram" in found.stdout
+    record = json.loads((tmp_path / "head" / "training.json").read_text())
+    assert record["text"]["num_tokens"] >= 2500 and record["draft_vocab"]["coverage"] > 0.5
+    assert set(record["verdict"]["alignments"]) == {"head", "ngram", "self:int4"}
+    assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["architectures"] == ["Eagle3Speculator"]
+    assert not (tmp_path / "head.training").exists()
+    pair = manifest_from_bundle(tmp_path / "pair")
+    assert pair.draft.model is not None and pair.draft.model.spec.reads_features
+    again = CliRunner().invoke(main, arguments)
+    assert again.exit_code == 2 and "exists already; pass --force" in again.stderr
+
+
+def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
+    exports: Exports, learnable: Path, tmp_path: Path
+) -> None:
+    """What is stored is what one pass of the graph over the whole text gives, and greedy text is the runtime's."""
+    given = exports.bundle(learnable, quantize="int8")
+    target = load_target(str(learnable), taps=TAPS)
+    export_with_features(target, None, given, tmp_path / "text")
+    recipe = small_text(300)
+    store = Store(tmp_path / "store", target.hidden_size)
+    outlines = own_prompts(target.tokenizer, target.eos_ids, recipe)
+    with BundleWriter(tmp_path / "text", target, outlines, recipe, 1) as writer:
+        writer.write(store)
+        for entry in store.entries[:4]:
+            rows = store.rows(entry)
+            model = writer._slot.target.model
+            model.rollback(0)
+            writer._log.rows[:] = 0
+            model.prefill(rows.ids.tolist())
+            features = writer._log.rows[: len(rows.ids)]
+            width = 3 * target.hidden_size
+            np.testing.assert_allclose(rows.taps, features[:, :width], rtol=1e-2, atol=1e-2)
+            with torch.no_grad():
+                last = target.final_norm(torch.from_numpy(features[:, width:]))
+            np.testing.assert_allclose(rows.last, last, rtol=1e-2, atol=1e-2)
+            if outlines(entry.number).temperature == 0:
+                written = rows.ids[rows.first_scored :]
+                assert (written == rows.top[rows.first_scored - 1 : -1]).mean() > 0.9  # by lm_head in fp32
+
+
+def test_a_bundle_of_another_source_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    given = exports.bundle(exports.model(num_hidden_layers=7))
+    target = load_target(str(learnable), taps=TAPS)
+    with pytest.raises((ParityError, ValueError)):
+        export_with_features(target, None, given, tmp_path / "text")
+
+
+def test_verdicts() -> None:
+    assert verdict_of("head", {"head": 1.4, "ngram": 1.2}).startswith("use on this machine: 1.40 times plain")
+    assert verdict_of("head", {"head": 1.4, "ngram": 1.5}) == (
+        "do not use on this machine: 1.40 times plain decoding, ngram gives 1.50"
+    )
+    assert verdict_of("head", {"head": 1.02, "ngram": 1.0}).startswith("do not use on this machine: 1.02 times plain")
+
+
+def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
+    options = DistillOptions("x", tmp_path / "head", minutes=30.0)
+    text, train = recipes(options)
+    assert (text.minutes, train.minutes) == (pytest.approx(10), pytest.approx(20))
+    text, train = recipes(replace(options, minutes=None, tokens=10_240))
+    assert (text.num_tokens, train.num_steps) == (10_240, 20)
+    with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):
+        replace(options, tokens=5)
+
+
+def test_torch_does_not_write_for_a_quantized_bundle(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    bundle = exports.bundle(learnable, quantize="int8")
+    assert source_of(str(bundle)).is_quantized
+    arguments = ["distill", str(bundle), "-o", str(tmp_path / "head"), "--tokens", "100", "--writer", "torch"]
+    found = CliRunner().invoke(main, [*arguments, "--threads", "1"])
+    assert found.exit_code == 2 and "--writer torch: the target is quantized" in found.stderr
+
+
+def test_too_few_layers_for_a_head(exports: Exports, tmp_path: Path) -> None:
+    arguments = ["distill", str(exports.model()), "-o", str(tmp_path / "head"), "--tokens", "100", "--threads", "1"]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 4 and "has 2 layers, expected 5 or more for a head" in found.stderr

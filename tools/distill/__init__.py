@@ -1,0 +1,1 @@
+"""``specrt distill``: a draft trained on the text that the target writes."""

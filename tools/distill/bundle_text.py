@@ -1,0 +1,185 @@
+"""Text written by the deployed target: its graph, quantized as it is, by the runtime, with n-gram drafts on.
+
+The target is exported again with its hidden states as one more output. Tokens and hidden states come from the same
+passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import specrt
+from specrt.engines.contract import ModelSpec
+from specrt.engines.errors import ParityError
+from specrt.engines.interface import Array, Memory
+from specrt.engines.manifest import LOGITS_TOLERANCE, Manifest, manifest_from_bundle
+from specrt.engines.processor import available_cores
+from specrt.engines.progress import SILENT, Progress
+from specrt.runtime.completion import Completion
+from specrt.runtime.options import options_of
+from specrt.runtime.result import Stats
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import settings_of
+
+if TYPE_CHECKING:
+    from specrt.exporter.training.prompts import Outline, Outlines
+    from specrt.exporter.training.recipe import TextRecipe
+    from specrt.exporter.training.store import Rows, Store
+    from specrt.exporter.training.target import TrainingTarget
+
+_DTYPES = {"float32": "fp32", "float16": "fp16"}
+
+
+class FeatureLog:
+    """Keeps a target's features by position: a ``specrt.runtime.model.FeatureReader``."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        assert spec.feature_size is not None, "the target was exported with its hidden states"
+        self.rows = np.zeros((spec.capacity + spec.max_width, spec.feature_size), spec.dtype)
+
+    def take_features(self, start: int, features: Memory) -> None:
+        """See ``FeatureReader``."""
+        self.rows[start : start + len(features)] = np.asarray(features)
+
+    def keep_features(self, num_kept: int) -> None:
+        """Rows beyond are stale, and are overwritten before they are read."""
+
+
+def export_with_features(
+    target: TrainingTarget, revision: str | None, given: Path | None, output: Path, progress: Progress = SILENT
+) -> None:
+    """Export the target to ``output`` with its taps and its last layer's output as features.
+
+    It is quantized as in the bundle ``given``, in fp32 without one. Raises ``ParityError`` if its logits on the
+    reference ids are not those of the given bundle.
+    """
+    from specrt.exporter.export import export
+    from specrt.exporter.options import ExportOptions
+
+    manifest = None if given is None else manifest_from_bundle(given)
+    spec = None if manifest is None else manifest.target.spec
+    options = ExportOptions(
+        target=target.name,
+        output=output,
+        num_speculative_tokens=5 if manifest is None else manifest.num_speculative_tokens,
+        max_seq_len=None if spec is None else spec.max_seq_len,
+        dtype="fp32" if spec is None else _DTYPES[spec.dtype],
+        quantize="none" if manifest is None else manifest.target.quantization,
+        feature_taps=(*target.taps, target.num_layers),
+        revision=revision,
+        force=True,
+    )
+    export(options, progress)
+    if given is not None and manifest is not None:
+        progress.step("comparing with the given bundle")
+        _compare(given, manifest, output)
+
+
+def _compare(given: Path, manifest: Manifest, output: Path) -> None:
+    from specrt.exporter.parity.reference import graph_logits
+
+    ids = np.load(given / manifest.target.reference)["ids"]
+    found = []
+    for folder, entry in ((given, manifest.target), (output, manifest_from_bundle(output).target)):
+        is_quantized = entry.quantization != "none"
+        found.append(graph_logits(folder / entry.graph, entry.spec, ids, available_cores(), prepack=is_quantized))
+    difference, largest = float(np.abs(found[0] - found[1]).max()), float(np.abs(found[0]).max())
+    if not difference <= LOGITS_TOLERANCE[manifest.target.spec.dtype] * largest:
+        raise ParityError(
+            f"{given}: its logits differ by {difference:.2g} (largest {largest:.2g}) from those of its source exported "
+            "again; the source or the exporter changed since, export the bundle again"
+        )
+
+
+class BundleWriter:
+    """Writes conversations one at a time with a bundle of ``export_with_features``."""
+
+    def __init__(
+        self, bundle: Path, target: TrainingTarget, outlines: Outlines, recipe: TextRecipe, threads: int | None = None
+    ) -> None:
+        self._runtime: Runtime = specrt.load(bundle, threads=threads)
+        self._target, self._outlines, self._recipe = target, outlines, recipe
+        self._slot = self._runtime.open_slot("none")
+        self._log = FeatureLog(self._runtime.manifest.target.spec)
+        self._slot.target.model.feature_reader = self._log
+
+    def tokens_per_s(self) -> float:
+        """The speed of one conversation."""
+        began = time.monotonic()
+        tokens, _ = self._converse(self._outlines(0))
+        return len(tokens) / (time.monotonic() - began)
+
+    def write(self, store: Store, progress: Progress = SILENT) -> None:
+        """Write until the recipe's end. What an earlier process wrote into ``store`` counts."""
+        is_counted = self._recipe.num_tokens is not None
+        budget = self._recipe.num_tokens or round((self._recipe.minutes or 0) * 60)
+        progress.step("writing text", total=budget)
+        done = {entry.number for entry in store.entries}
+        started, shown, number, clipped = time.monotonic() - store.seconds, 0, 0, 0
+        while (reached := int(store.num_tokens if is_counted else store.seconds)) < budget:
+            progress.advance(reached - shown)
+            shown = reached
+            while number in done:
+                number += 1
+            outline = self._outlines(number)
+            tokens, first_scored = self._converse(outline)
+            if len(tokens) > first_scored + 1:
+                rows = self._rows(tokens[:-1], first_scored)
+                clipped += store.add(number, rows, time.monotonic() - started, outline.is_held_out)
+            number += 1
+        if clipped:
+            progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
+
+    def _converse(self, outline: Outline) -> tuple[list[int], int]:
+        """(all tokens, the last of which was not fed, and the index of the answer's first)"""
+        tokens, recipe = list(outline.opening), self._recipe
+        if outline.closing:
+            tokens = self._continue(outline, tokens, recipe.max_prompt_tokens, 1.0, outline.closing[:1])
+            ends = {*self._target.eos_ids, outline.closing[0]}
+            tokens = [*(tokens[:-1] if tokens[-1] in ends else tokens), *outline.closing]
+        first_scored = len(tokens)
+        return self._continue(outline, tokens, recipe.max_answer_tokens, outline.temperature, ()), first_scored
+
+    def _continue(
+        self, outline: Outline, tokens: Sequence[int], most: int, temperature: float, ends: Sequence[int]
+    ) -> list[int]:
+        runtime = self._runtime
+        wanted = options_of(
+            {
+                "max_new_tokens": most,
+                "temperature": temperature,
+                "seed": self._recipe.seed + outline.number if temperature else None,
+                "stop_token_ids": tuple(ends),
+                "draft": "ngram",
+            }
+        )
+        settings = settings_of(wanted, runtime.manifest, True)
+        completion = Completion(tokens, settings, runtime.manifest.target.spec.max_seq_len)
+        for _ in runtime.rounds(self._slot, completion, Stats()):
+            pass
+        return list(completion.tokens)
+
+    def _rows(self, tokens: Sequence[int], first_scored: int) -> Rows:
+        import torch
+
+        from specrt.exporter.training.store import Rows
+
+        features = self._log.rows[: len(tokens)].astype(np.float32)
+        width = len(self._target.taps) * self._target.hidden_size
+        with torch.no_grad():
+            last = self._target.final_norm(torch.from_numpy(features[:, width:]).to(self._target.device))
+            logits = last @ self._target.lm_head.T
+        found: list[Array] = [t.cpu().numpy() for t in (last, logits.logsumexp(-1), logits.argmax(-1))]
+        return Rows(np.array(tokens, np.int32), features[:, :width], *found, first_scored)
+
+    def __enter__(self) -> BundleWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._slot.close()
+        self._runtime.close()

@@ -1,0 +1,262 @@
+"""``specrt distill``, step by step: the text, the training, the files, the pair, the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specrt.engines.errors import UsageError
+from specrt.engines.manifest import MANIFEST_NAME, Manifest, manifest_from_bundle
+from specrt.engines.processor import available_cores
+from specrt.engines.progress import SILENT, Progress
+from specrt.engines.storage.folders import check_place, new_folder
+from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
+from specrt.tools.distill.record import add_verdict, write_record
+from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
+from specrt.tools.prompting.prompts import Prompt, bench_prompts, prompts_from_file
+
+if TYPE_CHECKING:
+    from specrt.exporter.training.prompts import Outlines
+    from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
+    from specrt.exporter.training.run import Trained
+    from specrt.exporter.training.store import Store
+    from specrt.exporter.training.target import TrainingTarget
+
+NUM_PER_CATEGORY = 2  # built-in prompts of each category for the verdict
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the text is written by: the target's name for the export, and its bundle if one was given."""
+
+    name: str
+    revision: str | None = None
+    bundle: Path | None = None
+    manifest: Manifest | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.manifest is not None and self.manifest.target.quantization != "none"
+
+
+def distill(options: DistillOptions, progress: Progress = SILENT) -> Verdict:
+    """Train a draft, write it to ``options.output``, export the pair and measure it.
+
+    The same call continues a stopped run. Raises ``SpecrtError``.
+    """
+    import torch
+
+    _check_output(options, progress)
+    source = source_of(options.source)
+    torch.set_num_threads(options.threads or available_cores())
+    with _claimed(options) as folder:
+        _train(options, source, folder, progress)
+        verdict = _judge(options, source, folder, progress)
+        add_verdict(options.output, verdict)
+    if not options.keep_data:
+        shutil.rmtree(folder)
+    return verdict
+
+
+def _train(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> None:
+    """Write the text, train on it and write the draft. Nothing is left in memory."""
+    from specrt.exporter.training.loading import load_target
+    from specrt.exporter.training.run import train_head, train_layers
+    from specrt.exporter.training.store import Store
+
+    taps = () if options.kind == "layers" else None
+    target = load_target(source.name, source.revision, options.trust_remote_code, taps, progress)
+    text, recipe = recipes(options)
+    store = Store(folder / "text", target.hidden_size, len(target.taps))
+    write_text(options, source, target, text, store, progress)
+    if options.kind == "layers":
+        trained = train_layers(target, store, recipe, folder, options.num_layers, progress)
+    else:
+        trained = train_head(target, store, recipe, folder, progress)
+    write_draft(options, target, trained, store, progress)
+
+
+def _judge(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> Verdict:
+    """Export the pair and measure it on prompts that the training did not use."""
+    draft = str(options.output) if options.kind == "layers" else f"{HEAD}:{options.output}"
+    pair = options.bundle or folder / "pair"
+    others = {} if source.is_quantized else {SELF: folder / "self-int4"}
+    for name, bundle in {draft: pair, **others}.items():
+        if not (bundle / MANIFEST_NAME).is_file():
+            progress.step(f"exporting with draft {name.partition('/')[0]}")
+            export_pair(source.name, source.revision, source.manifest, bundle, name)
+    prompts = list(bench_prompts(NUM_PER_CATEGORY)) if options.prompts is None else held_out_prompts(options.prompts)
+    prompts = fitting(prompts, pair)
+    return judge(options.kind, pair, others, prompts, options.threads, progress)
+
+
+def source_of(name: str) -> Source:
+    """The target of a bundle or of a source. Raises ``BundleError``."""
+    folder = Path(name)
+    if not (folder / MANIFEST_NAME).is_file():
+        return Source(name)
+    manifest = manifest_from_bundle(folder)
+    entry = manifest.target
+    if entry.adapter is not None:
+        raise UsageError(
+            f"{name}: its target has the adapter {entry.adapter.source} merged; give a target that it is merged into"
+        )
+    return Source(entry.source, entry.revision, folder, manifest)
+
+
+def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
+    """The parts of the time: a third for the text, the rest for the training. Or tokens, and passes over them."""
+    from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
+
+    seed, vocab = options.seed, options.max_draft_vocab
+    if options.minutes is not None:
+        text = TextRecipe(minutes=options.minutes * TEXT_SHARE, seed=seed)
+        train = TrainRecipe(minutes=options.minutes * (1 - TEXT_SHARE), seed=seed, max_draft_vocab=vocab)
+        return text, train
+    assert options.tokens is not None, "the options have minutes or tokens"
+    text = TextRecipe(minutes=None, num_tokens=options.tokens, seed=seed)
+    train = TrainRecipe(minutes=None, num_steps=1, seed=seed, max_draft_vocab=vocab)
+    num_steps = max(1, round(PASSES_OVER_TEXT * options.tokens / train.tokens_per_step))
+    return text, dataclasses.replace(train, num_steps=num_steps)
+
+
+def write_text(
+    options: DistillOptions,
+    source: Source,
+    target: TrainingTarget,
+    recipe: TextRecipe,
+    store: Store,
+    progress: Progress,
+) -> None:
+    """Let the target write the text; what is in the store already is kept."""
+    outlines = _outlines(options, target, recipe)
+    if _writes_by_torch(options, source):
+        from specrt.exporter.training.writing import TextWriter
+
+        torch_writer = TextWriter(target, outlines, recipe)
+        how = f"torch in fp32, {recipe.num_lanes} conversations at a time"
+        _say_needs(store, target, recipe, torch_writer.tokens_per_s(), how, progress)
+        torch_writer.write(store, progress)
+    else:
+        from specrt.tools.distill.bundle_text import BundleWriter, export_with_features
+
+        bundle = store.folder.with_name("text-bundle")
+        if not (bundle / MANIFEST_NAME).is_file():
+            export_with_features(target, source.revision, source.bundle, bundle, progress)
+        with BundleWriter(bundle, target, outlines, recipe, options.threads) as writer:
+            _say_needs(
+                store, target, recipe, writer.tokens_per_s(), "the runtime, one conversation at a time", progress
+            )
+            writer.write(store, progress)
+    progress.note(
+        f"text: {store.num_tokens} tokens in {len(store.entries)} conversations, {store.num_bytes / 1e9:.2f} GB, "
+        f"{store.num_tokens / max(store.seconds, 1e-3):.0f} tokens/s"
+    )
+
+
+def _writes_by_torch(options: DistillOptions, source: Source) -> bool:
+    """Whether torch writes the text. Raises ``UsageError`` for a quantized target, whose text torch cannot write."""
+    if options.writer == "torch" and source.is_quantized:
+        raise UsageError("--writer torch: the target is quantized, and torch would write another text; leave it out")
+    return options.writer == "torch" or (options.writer == "auto" and not source.is_quantized)
+
+
+def _say_needs(
+    store: Store, target: TrainingTarget, recipe: TextRecipe, tokens_per_s: float, how: str, progress: Progress
+) -> None:
+    """Say time and disk before they are used. Raises ``ResourceError`` if the disk is too small."""
+    from specrt.exporter.bundle import check_disk
+    from specrt.exporter.training.store import row_bytes
+
+    num_tokens = recipe.num_tokens or round(tokens_per_s * (recipe.minutes or 0) * 60)
+    needed = num_tokens * row_bytes(target.hidden_size, len(target.taps))
+    progress.note(
+        f"text: about {num_tokens} tokens in {num_tokens / tokens_per_s / 60:.1f} min by {how}; "
+        f"{needed / 1e9:.2f} GB of hidden states in {store.folder}"
+    )
+    check_disk(store.folder, max(0, needed - store.num_bytes))
+
+
+def held_out_prompts(path: Path) -> list[Prompt]:
+    """The user's prompts that the training held out."""
+    from specrt.exporter.training.prompts import is_held_out_place
+
+    prompts = prompts_from_file(path)
+    return [prompt for place, prompt in enumerate(prompts) if is_held_out_place(place, len(prompts))]
+
+
+def _outlines(options: DistillOptions, target: TrainingTarget, recipe: TextRecipe) -> Outlines:
+    from specrt.exporter.training.prompts import GivenPrompts, own_prompts
+
+    if options.prompts is None:
+        return own_prompts(target.tokenizer, target.eos_ids, recipe)
+    return GivenPrompts([_encoded(target.tokenizer, p) for p in prompts_from_file(options.prompts)], recipe)
+
+
+def _encoded(tokenizer: Any, prompt: Any) -> list[int]:
+    """A prompt's ids: a user's message where there is a chat template, else plain text."""
+    if prompt.is_raw or not getattr(tokenizer, "chat_template", None):
+        text, adds = "\n\n".join(message["content"] for message in prompt.messages), True
+    else:
+        text = tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+        adds = False
+    ids: list[int] = tokenizer(text, add_special_tokens=adds)["input_ids"]
+    return ids
+
+
+def write_draft(
+    options: DistillOptions, target: TrainingTarget, trained: Trained, store: Store, progress: Progress
+) -> None:
+    """Write the head in speculators' layout, or the small model, with the record of its training."""
+    module: Any = trained.learner.module
+    with new_folder(options.output, progress) as folder:
+        if options.kind == "layers":
+            module.save_pretrained(folder)
+            target.tokenizer.save_pretrained(folder)
+        else:
+            from specrt.exporter.heads.files import write_head
+
+            architectures = getattr(target.model.config, "architectures", None) or ()
+            write_head(folder / "head", module, target.name, architectures)
+            for path in (folder / "head").iterdir():
+                path.rename(folder / path.name)
+            (folder / "head").rmdir()
+        write_record(folder, trained, store, options)
+
+
+def _check_output(options: DistillOptions, progress: Progress) -> None:
+    """Raise before any work if an output exists or cannot be written."""
+    from specrt.exporter.bundle import check_output
+
+    is_continued = options.work_folder.exists()
+    if options.output.exists() and not options.force and not is_continued:
+        raise UsageError(f"{options.output}: exists already; pass --force to replace it, or choose another --output")
+    check_place(options.output, "choose another --output")
+    if options.bundle is not None:
+        check_output(options.bundle, options.force or is_continued, progress)
+
+
+@contextmanager
+def _claimed(options: DistillOptions) -> Iterator[Path]:
+    """The work folder, if it is new or an interrupted run of the same options left it. Raises ``UsageError``."""
+    from specrt.exporter.training.run import claim
+
+    text, train = recipes(options)
+    prompts = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
+    settings = {
+        "source": options.source,
+        "kind": options.kind,
+        "writer": options.writer,
+        "num_layers": options.num_layers if options.kind == "layers" else None,
+        "prompts": prompts,
+        "text": dataclasses.asdict(text),
+        "training": dataclasses.asdict(train),
+    }
+    claim(options.work_folder, settings)
+    yield options.work_folder
