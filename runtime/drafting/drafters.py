@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 from specrt.engines.interface import Binding
@@ -140,7 +141,7 @@ class DeferredDrafter(ModelDrafter):
         binding = self.model.binding
         if self.is_timed:
             binding.mark(0)
-        with binding.together():
+        with binding.together() if self.model.has_fixed_copies else nullcontext():
             for _ in range(k):
                 width, _ = self.model.feed(pending, 1, late)
                 self._sampler.draw(width, committed, drafted)
