@@ -78,7 +78,7 @@ class ModelDrafter:
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
         pending = self.model.missing(committed)
-        if not self._can_feed(committed, pending):
+        if not pending or not self._can_feed(committed, pending):  # a head drafts after two tokens
             return []
         room = self.model.spec.max_seq_len - len(committed)
         return self._draft(committed, pending, min(k, room + 1))

@@ -135,6 +135,13 @@ def test_ids_without_draws_between_them_take_a_pass_each() -> None:
     assert int(slot.head.read(LOGITS)[0][0].argmax()) == next_of(pairs)
 
 
+def test_a_text_of_one_token_has_no_pair() -> None:
+    slot = Slot()
+    slot.begin([5], has_draft=True)
+    assert slot.drafter is not None and slot.drafter.propose([5], 3) == []
+    assert slot.drafter.propose(slot.tokens, 3) == expected_draft(slot.tokens, 3)
+
+
 def test_a_pair_without_a_feature_is_refused() -> None:
     slot = Slot()
     with pytest.raises(ValueError, match="expected features for all of them"):

@@ -125,6 +125,15 @@ def test_compare_feeds_the_head_its_features(simulated: SimulatedGpu, monkeypatc
 
 
 @pytest.mark.slow
+def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
+    with simulated.open() as runtime:
+        expected = generated(runtime, PROMPTS[1], **WAYS["greedy"])
+    with simulated.open() as runtime:
+        runtime.warm()
+        assert generated(runtime, PROMPTS[1], **WAYS["greedy"])[:2] == expected[:2]
+
+
+@pytest.mark.slow
 def test_tensorrt_builds_the_head(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With TensorRT's own attention and cache updates."""
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
