@@ -14,7 +14,6 @@ from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress
-from specrt.exporter.heads.attention import attend_causally
 from specrt.exporter.heads.features import FittedHead
 from specrt.exporter.parity.precision import cast_weights, runnable
 from specrt.exporter.parity.reference import check_parity, save_reference
@@ -24,7 +23,7 @@ from specrt.exporter.quantization.blocks import quantize_matmuls, quantize_table
 from specrt.exporter.quantization.qdq import dequantize_weights
 from specrt.exporter.sharing import share_weights, write_own_weights
 from specrt.exporter.sources.fingerprint import fingerprint_of
-from specrt.exporter.sources.source import find_checkpoint
+from specrt.exporter.sources.source import find_checkpoint, licenses_at
 from specrt.exporter.tracing.trace import torch_dtype, trace_head
 
 GRAPH = "target/head.onnx"  # in the target's folder, since it may read the embedding in the target's file
@@ -70,6 +69,8 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
+    for name, content in licenses_at(plan.source, plan.revision).items():
+        (folder / "draft" / name).write_bytes(content)
     contract = model_contract(plan.spec)
     return ModelEntry(
         source=plan.source,
@@ -87,6 +88,12 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         samplers=samplers,
         quantization=plan.quantization,
     )
+
+
+def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Each pair attends to itself and to those before it. Shapes as in ``module.Attend``."""
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def _expected_logits(fitted: FittedHead, ids: Array) -> Array:

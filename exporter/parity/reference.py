@@ -83,7 +83,7 @@ def save_reference(path: Path, ids: Array, logits: Array, features: Array | None
     ``features`` [N, H] are those that a head reads.
     """
     positions = np.array(STORED_POSITIONS, np.int64)
-    read = {} if features is None else {"features": features}
+    read: dict[str, Any] = {} if features is None else {"features": features}
     np.savez(path, ids=ids, positions=positions, logits=logits[positions], **read)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 from specrt.engines.interface import Binding
@@ -77,7 +78,7 @@ class ModelDrafter:
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
         pending = self.model.missing(committed)
-        if not self._can_feed(committed, pending):
+        if not pending or not self._can_feed(committed, pending):  # a head drafts after two tokens
             return []
         room = self.model.spec.max_seq_len - len(committed)
         return self._draft(committed, pending, min(k, room + 1))
@@ -140,7 +141,7 @@ class DeferredDrafter(ModelDrafter):
         binding = self.model.binding
         if self.is_timed:
             binding.mark(0)
-        with binding.together():
+        with binding.together() if self.model.has_fixed_copies else nullcontext():
             for _ in range(k):
                 width, _ = self.model.feed(pending, 1, late)
                 self._sampler.draw(width, committed, drafted)

@@ -77,7 +77,8 @@ def test_features_go_from_target_to_head_on_the_device(
         drafter.prefill(tokens[:-1])
         copies.clear()
         drafted = drafter.propose(tokens, 3)
-        target.verify(tokens, drafted)
+        accepted, _ = target.verify(tokens, drafted)
+        target.rollback(len(tokens) + accepted + 1)
         row_bytes = 2 * 64
         found = [
             (kind, name, size)
@@ -121,6 +122,15 @@ def test_compare_feeds_the_head_its_features(simulated: SimulatedGpu, monkeypatc
     monkeypatch.setattr(graphs, "SAMPLER_NAMES", ("match",))
     found = compare(simulated.bundle, "tensorrt-rtx")
     assert found.failed == [] and {"target/model.onnx", "target/head.onnx"} <= {row.graph for row in found.results}
+
+
+@pytest.mark.slow
+def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
+    with simulated.open() as runtime:
+        expected = generated(runtime, PROMPTS[1], **WAYS["greedy"])
+    with simulated.open() as runtime:
+        runtime.warm()
+        assert generated(runtime, PROMPTS[1], **WAYS["greedy"])[:2] == expected[:2]
 
 
 @pytest.mark.slow
