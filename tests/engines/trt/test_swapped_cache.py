@@ -13,7 +13,7 @@ from specrt.engines.contract import STANDARD_22_DIALECT
 from specrt.engines.errors import BundleError
 from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
 from specrt.engines.trt.build import build
-from specrt.engines.trt.engine import TrtBackend
+from specrt.engines.trt.engine import TrtBackend, TrtBinding
 from specrt.exporter.options import ExportOptions
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import PROMPT, WAYS, K, generated
@@ -77,6 +77,7 @@ def test_each_place_of_the_buffers_has_its_context_and_graph(
     with simulated.open() as runtime:
         generated(runtime, **WAYS["plain"])
         (binding,) = [slot.target.model.binding for slot in runtime._pool._idle]
+        assert isinstance(binding, TrtBinding)
         one_token = [key for key in binding._kept if key[0] == 1]
     assert sorted(turn for _, _, turn in one_token) == [0, 1]
     assert simulated.cuda.counts["capture"] >= 2
