@@ -138,7 +138,10 @@ class DeviceBinding:
         return nullcontext()
 
     def can_capture(self, width: int, rows: int) -> bool:
-        """Whether such a pass can be a part of a larger CUDA graph now."""
+        """Whether such a pass can be a part of a larger CUDA graph now.
+
+        Its tensors must have the same addresses in each run: a graph repeats those of its capture.
+        """
         return False
 
     def enqueue_captured(self, width: int, rows: int) -> bool:
