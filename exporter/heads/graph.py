@@ -42,6 +42,8 @@ def kv_layer_of(config: HeadConfig) -> KVLayer:
 class HeadModule(torch.nn.Module):
     """A head with the contract's inputs and outputs as its signature. Its logits are over the target's ids."""
 
+    columns: torch.Tensor
+
     def __init__(self, head: Head, spec: ModelSpec) -> None:
         super().__init__()
         self.head, self.spec = head, spec
