@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 import specrt
-from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.contract import STANDARD_DIALECTS, model_contract
 from specrt.engines.errors import UnsupportedModelError, one_line
 from specrt.engines.experts import Experts
 from specrt.engines.interface import Array
@@ -74,6 +74,8 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
         draft = plan_model("draft", source, options)
     eos = _eos(target)
     _check_draft(target, draft, eos, progress)
+    if options.draft.startswith("self:") and model_contract(target.spec).swaps:
+        progress.note(f"draft {options.draft}: has a KV cache of its own, as the target's changes place in every pass")
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress, head)
     with new_bundle(options.output) as folder:
@@ -201,7 +203,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
 
 
 def _quantize(graph: ir.Model, plan: ModelPlan) -> None:
-    if plan.spec.dialect == STANDARD_DIALECT:
+    if plan.spec.dialect in STANDARD_DIALECTS:
         dequantize_weights(graph, plan.quantization, plan.spec.vocab_size)
     else:
         quantize_weights(graph, plan.quantization, plan.spec.vocab_size, plan.block_size)

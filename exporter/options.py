@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.backends import choose_device
-from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
+from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_22_DIALECT, STANDARD_DIALECT
+from specrt.engines.dialects import dialect_of_tensorrt, dialects_of
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import CPU, CUDA
 from specrt.exporter.heads.config import NUM_TAPS
@@ -19,6 +20,7 @@ _DTYPES = {
     (ONNXRUNTIME_DIALECT, CPU): (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
     (ONNXRUNTIME_DIALECT, CUDA): (("fp16",), "on CUDA its attention takes no fp32, and bf16 is for TensorRT"),
     (STANDARD_DIALECT, CUDA): (("fp16", "bf16"), "its fused attention takes no fp32"),
+    (STANDARD_22_DIALECT, CUDA): (("fp16", "bf16"), "as for later versions of TensorRT"),
 }
 # The quantizations of each dialect, and the dtypes of activations that they work with.
 _DIALECT_QUANTIZATIONS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -26,6 +28,7 @@ _DIALECT_QUANTIZATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         name: ("fp32", "fp16") if row.block_size else ("fp32",) for name, row in QUANTIZATIONS.items()
     },
     STANDARD_DIALECT: dict.fromkeys(LAYOUTS, ("fp16", "bf16")),
+    STANDARD_22_DIALECT: {"int8": ("fp16", "bf16")},  # no blocks before opset 21
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
 SKIP = "skip"
@@ -43,7 +46,8 @@ class ExportOptions:
     ``draft_vocab`` None lets the draft propose every id of its vocabulary. ``adapter`` is merged into the target;
     ``no_adapter`` ignores an adapter in the model's folder. ``taps`` and ``norm`` name the variant of a head
     (``specrt.exporter.heads.config.HeadVariant``), in place of its config. ``feature_taps`` is for programs only: the
-    target writes these hidden states, concatenated, as its features, and has no draft model.
+    target writes these hidden states, concatenated, as its features, and has no draft model. ``tensorrt_version``, as
+    in ``10.3``, is the library's that will run a bundle for ``tensorrt``; None is the current one.
     """
 
     target: str
@@ -63,6 +67,7 @@ class ExportOptions:
     feature_taps: tuple[int, ...] = ()
     backend: str = "onnxruntime"
     device: str | None = None
+    tensorrt_version: str | None = None
     revision: str | None = None
     draft_revision: str | None = None
     adapter: str | None = None
@@ -81,6 +86,8 @@ class ExportOptions:
         if self.backend not in DIALECTS:
             raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
         object.__setattr__(self, "device", choose_device(self.backend, self.device))
+        if self.tensorrt_version is not None and self.backend != "tensorrt":
+            raise UsageError(f"--tensorrt-version {self.tensorrt_version}: it is for --backend tensorrt; leave it out")
         self._check_dtypes()
         self._check_quantization()
         self._check_block_size()
@@ -89,12 +96,12 @@ class ExportOptions:
 
     @property
     def dialect(self) -> str:
-        return DIALECTS[self.backend]
+        return DIALECTS[self.backend] if self.tensorrt_version is None else dialect_of_tensorrt(self.tensorrt_version)
 
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends that can run the bundle, the requested one first."""
-        return (self.backend, *(b for b, d in DIALECTS.items() if d == self.dialect and b != self.backend))
+        return (self.backend, *(b for b in DIALECTS if self.dialect in dialects_of(b) and b != self.backend))
 
     def dtype_of(self, role: str) -> str:
         """The contract's name of the dtype of ``target`` or ``draft``."""
@@ -120,8 +127,12 @@ class ExportOptions:
 
     @property
     def shares_kv(self) -> bool:
-        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization."""
-        return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
+        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization.
+
+        A cache that changes place in every pass is not shared.
+        """
+        has_place = self.dialect != STANDARD_22_DIALECT
+        return has_place and self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
 
     def _check_cut_draft(self) -> None:
         name, _, number = self.draft.partition(":")

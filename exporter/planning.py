@@ -8,7 +8,7 @@ from typing import Protocol
 
 import psutil
 
-from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECTS, ModelSpec
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.bundle import check_disk
@@ -56,7 +56,7 @@ class ModelPlan:
         if self.quantization == "none":
             fp32_copy_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
             return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + fp32_copy_bytes
-        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
+        rows = LAYOUTS if self.spec.dialect in STANDARD_DIALECTS else QUANTIZATIONS
         return int(
             self.observation.num_parameters * rows[self.quantization].bytes_per_weight(ITEM_BYTES[self.spec.dtype])
         )
@@ -117,7 +117,7 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
 def check_experts(name: str, observation: Observation, dialect: str, quantization: str) -> None:
     """Raise ``UsageError`` where experts, most of a model's weights, would stay unquantized."""
     if quantization != "none" and reads_all_experts(observation, dialect):
-        reason = "for TensorRT" if dialect == STANDARD_DIALECT else "that are not down(silu(gate) * up)"
+        reason = "for TensorRT" if dialect in STANDARD_DIALECTS else "that are not down(silu(gate) * up)"
         raise UsageError(
             f"--quantize {quantization}: {name} is a mixture of experts, and experts {reason} are stored unquantized; "
             "leave --quantize out"

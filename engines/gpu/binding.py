@@ -31,6 +31,7 @@ class DeviceBinding:
         self._owned: list[int] = []
         self._events: list[Any] = []
         self._last = (1, 1)
+        self.turn = 0  # of contracts that swap buffers: 1 after an odd number of passes
         self._is_open = True
         own = []
         for buffer in plan_buffers(contract, frozenset(shared)):
@@ -122,6 +123,10 @@ class DeviceBinding:
         else:
             self.launch(width, rows)
         self._last = (width, rows)
+        if self.contract.swaps:
+            self.turn ^= 1
+            for written, read in self.contract.swaps:
+                self._tensors[written], self._tensors[read] = self._tensors[read], self._tensors[written]
 
     def launch(self, width: int, rows: int) -> None:
         """Enqueue a pass at once."""

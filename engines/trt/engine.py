@@ -1,7 +1,8 @@
 """TensorRT and TensorRT-RTX engines behind the interface; one file for both modules, chosen by the backend's name.
 
 Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph is captured
-with one context, and another one for all wide passes of a prompt. KV inputs and outputs have the same address.
+with one context, and another one for all wide passes of a prompt. KV inputs and outputs have the same address; where
+a contract swaps their buffers, there is a context for each of the two places.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class TrtBackend(Backend):
 
     def __init__(self, name: str, bundle: Path, threads: int | None = None) -> None:
         self.name, self.bundle = name, bundle
-        self.trt = load_library(name)
+        manifest = manifest_from_bundle(bundle)
+        self.trt = load_library(name, manifest.target.spec.dialect)
         self.record = record_from_bundle(bundle, name)
         self.gpu: Device = open_device()
         capability = self.gpu.api.compute_capability
         check_capability(name, self.trt, capability)
-        manifest = manifest_from_bundle(bundle)
         for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
             warnings.warn(line, stacklevel=2)
         self.logger = make_logger(self.trt)
@@ -112,7 +113,7 @@ class TrtEngine:
             dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
-            alias = None if is_input else engine.get_aliased_input_tensor(name) or None
+            alias = None if is_input else _alias_of(engine, name)
             found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device, alias)
         expected = {}
         for is_input, tensors in ((True, self.contract.inputs), (False, self.contract.outputs)):
@@ -178,44 +179,51 @@ class TrtEngine:
         return settings
 
 
+def _alias_of(engine: Any, name: str) -> str | None:
+    """The input whose memory an output shares. TensorRT before 10.15 has no such outputs."""
+    find = getattr(engine, "get_aliased_input_tensor", None)
+    return None if find is None else find(name) or None
+
+
 class TrtBinding(DeviceBinding):
     """The memory and contexts of one slot; see ``specrt.engines.interface.Binding``."""
 
     def __init__(self, engine: TrtEngine, shared: Mapping[str, Any]) -> None:
         self._engine = engine
-        self._kept: dict[tuple[int, int], Pass] = {}
-        self._wide: dict[int, Pass] = {}
+        self._kept: dict[tuple[int, int, int], Pass] = {}
+        self._wide: dict[tuple[int, int], Pass] = {}
         super().__init__(engine.backend.gpu, engine.contract, shared)
         self._rounds = RoundGraphs(self.device)
 
     def together(self) -> AbstractContextManager[None]:
         """See ``specrt.engines.interface.Binding.together``."""
-        return self._rounds.together() if self._engine.backend.uses_graphs else nullcontext()
+        is_fixed = not self.contract.swaps  # a larger graph would have to be captured for each place of the cache
+        return self._rounds.together() if is_fixed and self._engine.backend.uses_graphs else nullcontext()
 
     def can_capture(self, width: int, rows: int) -> bool:
         """Whether such a pass has been captured alone, so that its first run is over and nothing in it forbids that."""
-        made = self._kept.get((width, rows))
+        made = self._kept.get((width, rows, self.turn))
         return made is not None and made.is_captured
 
     def enqueue_captured(self, width: int, rows: int) -> bool:
         """See ``DeviceBinding.enqueue_captured``."""
-        return self._kept[width, rows].run()
+        return self._kept[width, rows, self.turn].run()
 
     def _launch(self, width: int, rows: int) -> None:
-        (self._kept.get((width, rows)) or self._prepared(width, rows)).enqueue()
+        (self._kept.get((width, rows, self.turn)) or self._prepared(width, rows)).enqueue()
 
     def _prepared(self, width: int, rows: int) -> Pass:
         engine, profile = self._engine, self._engine.profile_for(width, rows)
         is_kept = engine.is_kept(width, rows)
-        found = None if is_kept else self._wide.get(profile)
+        found = None if is_kept else self._wide.get((profile, self.turn))
         if found is None:
             tensors = (*engine.contract.inputs, *engine.contract.outputs)
             found = engine.new_pass(profile, {tensor.name: self.address(tensor) for tensor in tensors}, is_kept)
         found.shape(self.shapes(width, rows))
         if is_kept:
-            self._kept[width, rows] = found
+            self._kept[width, rows, self.turn] = found
         else:
-            self._wide[profile] = found
+            self._wide[profile, self.turn] = found
         return found
 
     def _release(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, UNDRAFTED, model_contract
+from specrt.engines.contract import STANDARD_DIALECTS, UNDRAFTED, model_contract
 from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
@@ -116,7 +116,7 @@ def _quantize(graph: ir.Model, fitted: FittedHead) -> None:
     """Quantize the matmuls, ``lm_head`` with 8 bits; a table that is the target's is stored as the target's is."""
     plan = fitted.plan
     is_table_quantized = (plan.target_quantization if fitted.has_target_table else plan.quantization) != "none"
-    if plan.spec.dialect == STANDARD_DIALECT:  # an engine has weights of its own
+    if plan.spec.dialect in STANDARD_DIALECTS:  # an engine has weights of its own
         if plan.quantization != "none":
             dequantize_weights(graph, plan.quantization, plan.loaded.config.draft_vocab_size)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specrt.engines.contract import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ITEM_BYTES, STANDARD_DIALECTS, ModelSpec
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.heads.config import FcNorm
@@ -44,7 +44,7 @@ class HeadPlan:
         num_weights = sum(tensor.numel() for tensor in self.loaded.tensors.values())
         if self.quantization == "none":
             return num_weights * ITEM_BYTES[self.spec.dtype]
-        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
+        rows = LAYOUTS if self.spec.dialect in STANDARD_DIALECTS else QUANTIZATIONS
         return int(num_weights * rows[self.quantization].bytes_per_weight)
 
     @property

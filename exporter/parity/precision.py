@@ -15,7 +15,7 @@ from specrt.engines.contract import ONNXRUNTIME_DIALECT, ModelSpec
 from specrt.engines.interface import Array
 from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
-from specrt.exporter.parity.reference import WIDER, reference_logits
+from specrt.exporter.parity.reference import reference_logits, wider
 from specrt.exporter.tracing.longrope import fixed_longrope, longrope_note
 
 FLOAT16_MAX = 65504.0
@@ -53,7 +53,7 @@ def _expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress
         if largest > FLOAT16_MAX / _HEADROOM:
             progress.note(
                 f"activations reach {largest:.0f} on the reference text and fp16 ends at {FLOAT16_MAX:.0f}: "
-                f"other texts may overflow on a GPU; {WIDER[spec.dialect]} has room"
+                f"other texts may overflow on a GPU; {wider(spec.dialect)} has room"
             )
     return logits
 

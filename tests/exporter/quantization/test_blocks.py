@@ -178,7 +178,7 @@ def test_quantized_bundles_generate_their_target_s_own_text(quantize_target: str
         ({"draft": "self", "draft_quantize": "int8"}, "draft self has no weights of its own"),
         ({"draft": "self:int2"}, "--draft self:int2: expected self, self:int8, self:w8a8, self:int4"),
         ({"draft": "self:int8", "draft_quantize": "int4"}, "leave one out"),
-        ({"quantize": "int8", "dtype": "fp16"}, "its activations are fp32, got fp16"),
+        ({"quantize": "w8a8", "dtype": "fp16"}, "its activations are fp32, got fp16"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(changes: dict[str, str], line: str) -> None:

@@ -74,6 +74,11 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option(
     "--device", metavar="cpu|cuda", help="Where it will run; cuda needs fp16. [default: the backend's first device]"
 )
+@click.option(
+    "--tensorrt-version",
+    metavar="VERSION",
+    help="TensorRT that will run a bundle for tensorrt, as in 10.3 (JetPack 6). [default: current]",
+)
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
