@@ -45,7 +45,7 @@ class HeadPlan:
         if self.quantization == "none":
             return num_weights * ITEM_BYTES[self.spec.dtype]
         rows = LAYOUTS if self.spec.dialect in STANDARD_DIALECTS else QUANTIZATIONS
-        return int(num_weights * rows[self.quantization].bytes_per_weight)
+        return int(num_weights * rows[self.quantization].bytes_per_weight(ITEM_BYTES[self.spec.dtype]))
 
     @property
     def slot_bytes(self) -> int:
@@ -91,7 +91,7 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
 
 def _named(loaded: LoadedHead, norm: Sequence[str]) -> LoadedHead:
     """``loaded`` with exactly the norms of ``norm``. Raises ``UsageError`` for one whose tensors the head lacks."""
-    fc_norm = next((_FC_NORMS[word] for word in norm if word in _FC_NORMS), "none")
+    fc_norm: FcNorm = next((_FC_NORMS[word] for word in norm if word in _FC_NORMS), "none")
     stored = stored_norms(loaded.tensors)
     if fc_norm not in ("none", stored):
         raise UsageError(f"--norm {' --norm '.join(norm)}: the head has the tensors of fc_norm {stored}; leave it out")

@@ -23,7 +23,7 @@ from specrt.tools.compare import compare as module
 from specrt.tools.compare import graphs
 from specrt.tools.compare.compare import compare
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
-from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, generated
+from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
 from tests.exporter.heads.pairs import PROMPTS, head_bundle
 from tests.exports import Exports
@@ -31,7 +31,7 @@ from tests.exports import Exports
 
 @pytest.fixture(scope="session")
 def exported(exports: Exports) -> Path:
-    return head_bundle(exports, backend="tensorrt-rtx", max_seq_len=128)
+    return head_bundle(exports, backend="tensorrt-rtx", max_seq_len=128, num_speculative_tokens=K)
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def test_a_slot_with_a_head_takes_what_is_planned(simulated: SimulatedGpu) -> No
         for part in (slot.target, slot.draft):
             assert isinstance(part.model.binding, TrtBinding)
             part.samplers.sampler("match")
+            part.model.binding._rounds.reserve()
         slot.target.model.feed(PROMPTS[0], 1)
         slot.draft.model.feed(PROMPTS[0][1:], 1)
         allocated = sum(simulated.cuda.sizes.values()) + sum(simulated.cuda.pinned.values())
