@@ -107,8 +107,8 @@ def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[floa
         ) from error
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the plan on standard output, with its assumptions."""
+def print_plan(plan: Plan, notes: Sequence[str] = ()) -> None:
+    """Print the plan on standard output, with its assumptions and ``notes``."""
     console = Console(highlight=False, soft_wrap=True)
     checked = f"; {plan.device.checked}" if plan.device.checked else ""
     console.print(f"[bold]{plan.device.name}[/bold] ({plan.device.source}{checked})")
@@ -127,7 +127,7 @@ def print_plan(plan: Plan) -> None:
             f"({tokens:.2f} tokens in a round of {rounds.round_s[best] * 1e3:.1f} ms)"
         )
     _print_speedups(console, plan)
-    for line in assumptions(plan):
+    for line in (*assumptions(plan), *notes):
         console.print(f"- {line}")
 
 
