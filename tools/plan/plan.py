@@ -144,7 +144,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"{device.bandwidth_bytes_per_s / 1e9:.0f} GB/s and {device.flops_per_s / 1e12:.2f} TFLOPS in kernels, "
         f"{device.node_overhead_us:.1f} us between two kernels; a pass takes {combined}",
         f"{plan.past} cached tokens; attention costs only the reading of the KV; one sequence at a time",
-        f"{draft}; tokens are accepted independently of each other; heads and loop cost nothing",
+        f"{draft}; tokens are accepted independently of each other; samplers and loop cost nothing",
         "GPU kernels of quantized weights read as many bytes as ours; a runtime's own workspace is not in the bytes",
     ]
 

@@ -17,13 +17,13 @@ from specrt.exporter.training.loading import load_target
 from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
-from specrt.tools.distill.bundle_text import BundleWriter, export_with_features
+from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
 from specrt.tools.distill.distill import recipes, source_of
 from specrt.tools.distill.options import DistillOptions
 from specrt.tools.distill.verdict import verdict_of
-from tests.exporter.training.tiny_training import TAPS, learnable_model, small_text
+from tests.exporter.training.tiny_training import SIZES, TAPS, learnable_model, small_text
 from tests.exports import Exports
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_llama_config, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -88,11 +88,21 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
                 assert (written == rows.top[rows.first_scored - 1 : -1]).mean() > 0.9  # by lm_head in fp32
 
 
-def test_a_bundle_of_another_source_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
-    given = exports.bundle(exports.model(num_hidden_layers=7))
-    target = load_target(str(learnable), taps=TAPS)
-    with pytest.raises((ParityError, ValueError)):
-        export_with_features(target, None, given, tmp_path / "text")
+def test_a_bundle_whose_source_changed_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    given = exports.bundle(learnable, quantize="int8")
+    other = exports.bundle(exports.model(tiny_llama_config(**SIZES, num_hidden_layers=7)))
+    with pytest.raises(ParityError, match=r"its logits differ by .* the source or the exporter changed since"):
+        compare_logits(given, manifest_from_bundle(given), other)
+
+
+@pytest.mark.slow
+def test_layers_become_a_model_of_their_own(learnable: Path, tmp_path: Path) -> None:
+    arguments = ["distill", str(learnable), "-o", str(tmp_path / "small"), "--kind", "layers", "--num-layers", "2"]
+    found = CliRunner().invoke(main, [*arguments, "--tokens", "2000", "--threads", "1"])
+    assert found.exit_code == 0, found.output
+    assert "use on this machine: " in found.stdout
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2 and (tmp_path / "small" / "tokenizer.json").is_file()
 
 
 def test_verdicts() -> None:
@@ -106,7 +116,7 @@ def test_verdicts() -> None:
 def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
     options = DistillOptions("x", tmp_path / "head", minutes=30.0)
     text, train = recipes(options)
-    assert (text.minutes, train.minutes) == (pytest.approx(10), pytest.approx(20))
+    assert text.minutes == pytest.approx(10) and train.minutes == pytest.approx(20)
     text, train = recipes(replace(options, minutes=None, tokens=10_240))
     assert (text.num_tokens, train.num_steps) == (10_240, 20)
     with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):
