@@ -123,7 +123,7 @@ class Store:
     def _maps(self) -> dict[str, Array]:
         size = self.num_tokens
         return {
-            name: np.memmap(self._path(name), dtype, "r", shape=(size, columns))
+            name: np.memmap(self._path(name), dtype, "r", shape=(size, columns)) if columns else np.empty((size, 0))
             for name, (dtype, columns) in self._columns.items()
         }
 
