@@ -113,7 +113,7 @@ class Store:
         maps = self._maps()
         part = slice(entry.start, entry.start + entry.num_tokens)
         found = {name: maps[name][part] for name in self._columns}
-        found = {name: rows if self._columns[name][1] > 1 else rows[:, 0] for name, rows in found.items()}
+        found = {name: rows if self._columns[name][1] != 1 else rows[:, 0] for name, rows in found.items()}
         return Rows(**found, first_scored=entry.first_scored)
 
     def chosen(self, held_out: bool) -> Iterator[Entry]:
