@@ -13,12 +13,14 @@ from click.testing import CliRunner
 
 from specrt.engines.errors import ParityError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.progress import Silent
+from specrt.exporter.heads.files import head_from_folder
 from specrt.exporter.training.loading import load_target
 from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
 from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
-from specrt.tools.distill.distill import recipes, source_of
+from specrt.tools.distill.distill import _train, recipes, source_of
 from specrt.tools.distill.options import DistillOptions
 from specrt.tools.distill.verdict import verdict_of
 from tests.exporter.training.tiny_training import SIZES, TAPS, learnable_model, small_text
@@ -37,8 +39,29 @@ def learnable(exports: Exports) -> Path:
     return made_once(exports.folder / "learnable" / "model", make)
 
 
+def test_a_head_is_written_with_its_record(learnable: Path, tmp_path: Path) -> None:
+    """In speculators' layout; time and disk are said before the text is written."""
+
+    class Notes(Silent):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    notes: list[str] = []
+    options = DistillOptions(str(learnable), tmp_path / "head", tokens=2500, threads=1)
+    _train(options, source_of(options.source), options.work_folder, Notes())
+    record = json.loads((tmp_path / "head" / "training.json").read_text())
+    assert record["text"]["num_tokens"] >= 2500 and record["draft_vocab"]["coverage"] > 0.5
+    assert len(record["history"]) >= 2 and record["best"] in record["history"]
+    assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
+    loaded = head_from_folder(tmp_path / "head", 7, 32, 320)
+    assert loaded.layout == "speculators" and loaded.config.variant.fc_norm == "each"
+    assert notes[0].startswith("text: about 2500 tokens in ") and "GB of hidden states in" in notes[0]
+    assert any(line.startswith("draft vocabulary: ") for line in notes)
+
+
+@pytest.mark.slow
 def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path: Path) -> None:
-    """A killed run leaves its text; the same command continues and leaves only the head and the pair."""
+    """It leaves only the head and the pair, and does not replace them."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the dog\nan area\nbirds sing\n")
     arguments = ["distill", str(learnable), "-o", str(tmp_path / "head"), "--tokens", "2500", "--threads", "1"]
@@ -47,11 +70,7 @@ def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path:
     assert found.exit_code == 0, found.output
     assert "use on this machine: " in found.stdout and "ngram" in found.stdout
     record = json.loads((tmp_path / "head" / "training.json").read_text())
-    assert record["text"]["num_tokens"] >= 2500 and record["draft_vocab"]["coverage"] > 0.5
     assert set(record["verdict"]["alignments"]) == {"head", "ngram", "self:int4"}
-    assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
-    config = json.loads((tmp_path / "head" / "config.json").read_text())
-    assert config["architectures"] == ["Eagle3Speculator"]
     assert not (tmp_path / "head.training").exists()
     pair = manifest_from_bundle(tmp_path / "pair")
     assert pair.draft.model is not None and pair.draft.model.spec.reads_features
