@@ -39,7 +39,7 @@ format: install  ## Fix what can be fixed by machine
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
 # Checkers cannot follow the editable install's finder, so they see the unpacked wheel, with the
-# experiments, and the tests next to it.
+# experiments, and the tests next to it. What runs bundles is checked for Python 3.10 too.
 types: install  ## Check the types, strictly
 	@rm -rf build
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
@@ -47,6 +47,9 @@ types: install  ## Check the types, strictly
 	@cp -r tools/lab build/types/specrt/tools/
 	@cd build/types && MYPYPATH=../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
+	@cd build/types && ../../$(BIN)/mypy --config-file ../../.ci/mypy-3.10.ini --cache-dir ../../.mypy_cache \
+		--explicit-package-bases --no-error-summary --exclude tools/lab specrt/__init__.py \
+		specrt/engines specrt/runtime specrt/tools
 
 # Two files at a time, each on one thread of torch: threads of both would wait for each other.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some

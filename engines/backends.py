@@ -32,9 +32,12 @@ BACKENDS: dict[str, dict[str, OpenBackend]] = {
         CPU: _row("specrt.engines.ort.cpu", "OrtBackend"),
         CUDA: _row("specrt.engines.ort.cuda", "OrtCudaBackend"),
     },
+    "onnxruntime-rtx": {CUDA: _row("specrt.engines.ort.rtx", "OrtRtxBackend")},
     "tensorrt-rtx": _TENSORRT,
     "tensorrt": _TENSORRT,
 }
+# Backends that no bundle lists: they are chosen by name, and run the bundles of the backend given here.
+RUNS_BUNDLES_OF = {"onnxruntime-rtx": "onnxruntime"}
 
 
 def open_backend(
@@ -51,19 +54,20 @@ def open_backend(
 
 
 def choose_backend(manifest: Manifest, wanted: str | None) -> str:
-    """``wanted``, or the bundle's first backend. Raises ``BackendError`` for one that the bundle does not list."""
+    """``wanted``, or the bundle's first backend. Raises ``BackendError`` for one that does not run the bundle."""
     if wanted is None:
         return manifest.backends[0]
-    if wanted not in manifest.backends:
+    exported = RUNS_BUNDLES_OF.get(wanted, wanted)
+    if exported not in manifest.backends:
         listed = ", ".join(manifest.backends)
         raise BackendError(
-            f"backend {wanted}: this bundle was exported for {listed}; export again with --backend {wanted}"
+            f"backend {wanted}: this bundle was exported for {listed}; export again with --backend {exported}"
         )
     return wanted
 
 
 def choose_device(backend: str, wanted: str | None) -> str:
-    """``wanted``, or the backend's default: cuda for TensorRT, cpu for others. Raises ``BackendError``."""
+    """``wanted``, or the backend's default: cpu for onnxruntime, cuda for others. Raises ``BackendError``."""
     if wanted is not None and wanted not in DEVICES:
         raise UsageError(f"device: got {wanted!r}, expected one of {', '.join(DEVICES)}")
     if backend not in BACKENDS:

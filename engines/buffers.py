@@ -13,9 +13,11 @@ from math import prod
 from specrt.engines.backends import choose_backend, choose_device
 from specrt.engines.contract import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
 from specrt.engines.gpu.device import READ_BYTES, UPLOAD_BYTES, aligned
+from specrt.engines.gpu.graphs import AREA_BYTES
 from specrt.engines.interface import CPU
 from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.samplers import HOST_WRITTEN, MATCH, sampler_contract
+from specrt.engines.trt.library import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def plan_slot(
 
     All backends of a bundle bind the same contract. On a device, the tensors of a graph that the host writes are in one
     ``mailbox``, and three fixed areas belong to the device: two page-locked ones on the host, and ``scratch``, whose
-    size is only known after loading. Raises ``BackendError`` for a backend or device that the bundle was not exported
-    for.
+    size is only known after loading. With TensorRT there is ``graphs`` as well, what CUDA graphs of rounds copy from.
+    Raises ``BackendError`` for a backend or device that the bundle was not exported for.
     """
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
@@ -51,6 +53,8 @@ def plan_slot(
         plan += _plan_model("draft", draft or target, 1, vocab_size, samplers, shared)
     if is_on_device:
         areas = {"uploads": UPLOAD_BYTES, "reads": READ_BYTES, "scratch": scratch_bytes}
+        if backend in LIBRARIES:
+            areas["graphs"] = AREA_BYTES * (1 if manifest.draft.kind == "ngram" else 2)
         plan = [
             *_with_mailboxes(plan),
             *(PlannedBuffer(f"device/{n}", size, None, "device") for n, size in areas.items()),

@@ -30,6 +30,9 @@ UNDRAFTED = -1e30  # a head's logit of ids that it does not draft; with -inf, ba
 
 # How a graph writes and reads its KV cache, by backend.
 ONNXRUNTIME_DIALECT, STANDARD_DIALECT = "onnxruntime", "standard"
+# For TensorRT before 10.15, which has no KV cache update (specrt.engines.dialects): operators of opset 22 and before.
+STANDARD_22_DIALECT = "standard-22"
+STANDARD_DIALECTS = (STANDARD_DIALECT, STANDARD_22_DIALECT)
 DIALECTS = {
     "onnxruntime": ONNXRUNTIME_DIALECT,
     "tensorrt-rtx": STANDARD_DIALECT,
@@ -111,16 +114,27 @@ class ModelSpec:
     def kv_bytes(self) -> int:
         """Bytes of the KV buffers of one sequence."""
         per_slot = sum(2 * layer.num_kv_heads * layer.head_dim for layer in self.kv_layers)
-        return per_slot * self.capacity * ITEM_BYTES[self.dtype]
+        copies = 2 if self.dialect == STANDARD_22_DIALECT else 1
+        return copies * per_slot * self.capacity * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Inputs and outputs of one graph, in the graph's order, and the limits of its symbolic dimensions."""
+    """Inputs and outputs of one graph, in the graph's order, and the limits of its symbolic dimensions.
+
+    ``swaps``: outputs and inputs by name whose buffers change places after each pass, so that the next one reads what
+    this one wrote.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     limits: dict[str, int]
+    swaps: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it is a model's: a sampler keeps nothing from pass to pass."""
+        return bool(self.swaps) or any(tensor.alias for tensor in self.outputs)
 
 
 def model_contract(spec: ModelSpec) -> Contract:
@@ -129,9 +143,12 @@ def model_contract(spec: ModelSpec) -> Contract:
     Dialect ``onnxruntime``: ``seqlens_k`` holds the index of the last fed position (tokens in the cache after the pass,
     minus one), as ``com.microsoft::GroupQueryAttention`` defines it; ``total_sequence_length`` is the number of tokens
     in the cache after the pass. Dialect ``standard``: the positions determine where to write and what to attend to, and
-    the capacity is a constant, as TensorRT requires.
+    the capacity is a constant, as TensorRT requires. Dialect ``standard-22``: the same, but a pass writes the whole
+    cache to second buffers, which are swapped with the first ones.
     """
-    is_standard = spec.dialect == STANDARD_DIALECT
+    is_standard = spec.dialect in STANDARD_DIALECTS
+    has_second = spec.dialect == STANDARD_22_DIALECT
+    swaps = []
     lengths = [TensorSpec(SEQLENS_K, "int32", (1,)), TensorSpec(TOTAL_SEQUENCE_LENGTH, "int32", (1,))]
     inputs = [
         TensorSpec(INPUT_IDS, "int64", (1, WIDTH)),
@@ -152,8 +169,10 @@ def model_contract(spec: ModelSpec) -> Contract:
         for part in ("key", "value"):
             past = TensorSpec(past_name(part, index), spec.dtype, shape)
             inputs.append(past)
-            outputs.append(TensorSpec(present_name(part, index), spec.dtype, shape, alias=past.name))
-    return Contract(tuple(inputs), tuple(outputs), spec.limits)
+            alias = None if has_second else past.name
+            outputs.append(TensorSpec(present_name(part, index), spec.dtype, shape, alias))
+            swaps += [(outputs[-1].name, past.name)] if has_second else []
+    return Contract(tuple(inputs), tuple(outputs), spec.limits, tuple(swaps))
 
 
 @dataclass(frozen=True)

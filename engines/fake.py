@@ -164,18 +164,39 @@ def _checked(host: Mapping[str, Array], width: int, rows: int) -> tuple[int, Arr
 
 
 class FakeSampler(_Engine):
-    """A sampler that runs the numpy reference. ``vocab_size`` is the target's, by default that of ``spec``."""
+    """A sampler that runs the numpy reference. ``vocab_size`` is the target's, by default that of ``spec``.
 
-    def __init__(self, spec: ModelSpec, name: str = samplers.MATCH, vocab_size: int | None = None) -> None:
+    With ``ties`` it chooses one of a row's largest logits at random, as a device's ArgMax may. The reference takes the
+    first.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        name: str = samplers.MATCH,
+        vocab_size: int | None = None,
+        ties: np.random.Generator | None = None,
+    ) -> None:
         vocab_size = spec.vocab_size if vocab_size is None else vocab_size
         super().__init__(samplers.sampler_contract(name, spec, vocab_size))
-        self._compute, self._vocab_size = _SAMPLERS[name], vocab_size
+        self._compute, self._vocab_size, self._ties = _SAMPLERS[name], vocab_size, ties
 
     def compute(self, host: Mapping[str, Array], width: int, rows: int) -> None:
         """Verify the last ``rows`` rows of a pass of ``width`` tokens."""
         rows_of = {name: array[:rows] for name, array in host.items() if name in _BY_ROW}
+        if self._ties is not None and LOGITS in rows_of:
+            rows_of[LOGITS] = _without_ties(rows_of[LOGITS], self._ties)
         drafted = host[INPUT_IDS][0, :width][host[ROW_INDICES][1:rows]] if INPUT_IDS in host else np.zeros(0, np.int64)
         self._compute(rows_of, host, drafted, self._vocab_size)
+
+
+def _without_ties(logits: Array, rng: np.random.Generator) -> Array:
+    """A copy of ``logits`` [R, V] in which one of each row's largest values, any of them, is larger than the others."""
+    result = logits.copy()
+    for row in result:
+        chosen = rng.choice(np.flatnonzero(row == row.max()))
+        row[chosen] = np.nextafter(row[chosen], np.float32(np.inf))
+    return result
 
 
 # (the buffers' rows, all buffers, drafted ids [R - 1], the target's vocabulary) -> None

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +24,9 @@ Array = npt.NDArray[Any]
 
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
+
+# On a device, passes up to this width keep what they were prepared with. Wider ones are the rest of a prompt.
+KEPT_WIDTHS = 16
 
 
 class Memory(Protocol):
@@ -80,6 +85,13 @@ class Binding(Protocol):
         """Run one pass of ``width`` tokens that returns ``rows`` rows. Allocates only for new widths."""
         ...
 
+    def together(self) -> AbstractContextManager[None]:
+        """Submit as a whole what this thread enqueues inside, on any binding of the device, up to each ``read``.
+
+        On a GPU work that recurs with the same sizes becomes one CUDA graph.
+        """
+        ...
+
     def read(self, *names: str) -> list[Array]:
         """Wait for the last pass; return the parts of tensors that it used. On the CPU, stale data may follow."""
         ...
@@ -117,6 +129,15 @@ class Backend(Protocol):
     name: str
     device: str
 
+    @property
+    def cache_path(self) -> Path | None:
+        """The file of the kernels that the library compiled on this machine; None if it compiles none."""
+        ...
+
+    def save_cache(self) -> None:
+        """Write that file, if there are new kernels."""
+        ...
+
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
         """Load the graph at path ``graph`` of the bundle. ``threads`` may differ from the backend's.
 
@@ -150,6 +171,10 @@ class HostBinding:
         """See ``Binding.take``."""
         items = np.asarray(source).reshape(-1)
         self.host[name].reshape(-1)[start : start + items.size] = items
+
+    def together(self) -> AbstractContextManager[None]:
+        """Nothing to do: a pass is done when ``run`` returns."""
+        return nullcontext()
 
     def read(self, *names: str) -> list[Array]:
         """See ``Binding.read``: the memory itself, at its largest shape."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrt.engines.codec import from_json, to_json
-from specrt.engines.contract import DIALECTS, ModelSpec, TensorSpec, model_contract
+from specrt.engines.contract import ModelSpec, TensorSpec, model_contract
+from specrt.engines.dialects import fits
 from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
 from specrt.engines.samplers import SAMPLER_NAMES
@@ -188,6 +189,18 @@ def manifest_from_bundle(bundle: Path) -> Manifest:
     return manifest
 
 
+def _validate_model(manifest: Manifest, model: ModelEntry) -> None:
+    if not all(fits(name, model.spec.dialect) for name in manifest.backends):
+        raise ValueError(f"{model.graph}: dialect {model.spec.dialect!r} does not fit {', '.join(manifest.backends)}")
+    contract = model_contract(model.spec)
+    if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
+        raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
+    if manifest.draft.shares_kv and contract.swaps:
+        raise ValueError(f"{model.graph}: dialect {model.spec.dialect!r} has no cache that a draft can share")
+    if missing := sorted(set(SAMPLER_NAMES) - set(model.samplers)):
+        raise ValueError(f"{model.graph}: its sampler {missing[0]!r} is missing")
+
+
 def _validate(manifest: Manifest) -> None:
     if manifest.draft.kind not in DRAFT_KINDS or (manifest.draft.kind == "model") != (manifest.draft.model is not None):
         raise ValueError(f"draft: kind {manifest.draft.kind!r} and its model do not go together")
@@ -198,16 +211,7 @@ def _validate(manifest: Manifest) -> None:
             raise ValueError(f"generation_defaults: {name} {value!r} is not one of {', '.join(GENERATION_DEFAULTS)}")
     models = [model for model in (manifest.target, manifest.draft.model) if model is not None]
     for model in models:
-        wrong = [name for name in manifest.backends if DIALECTS.get(name, model.spec.dialect) != model.spec.dialect]
-        if wrong or model.spec.dialect not in DIALECTS.values():
-            raise ValueError(
-                f"{model.graph}: dialect {model.spec.dialect!r} does not fit {', '.join(manifest.backends)}"
-            )
-        contract = model_contract(model.spec)
-        if (model.inputs, model.outputs) != (contract.inputs, contract.outputs):
-            raise ValueError(f"{model.graph}: its inputs and outputs are not those that its spec implies")
-        if missing := sorted(set(SAMPLER_NAMES) - set(model.samplers)):
-            raise ValueError(f"{model.graph}: its sampler {missing[0]!r} is missing")
+        _validate_model(manifest, model)
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")

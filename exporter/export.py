@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 import specrt
-from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.contract import STANDARD_DIALECTS, model_contract
 from specrt.engines.errors import UnsupportedModelError, one_line
 from specrt.engines.experts import Experts
 from specrt.engines.interface import Array
@@ -74,6 +74,8 @@ def export(options: ExportOptions, progress: Progress = SILENT) -> Manifest:
         draft = plan_model("draft", source, options)
     eos = _eos(target)
     _check_draft(target, draft, eos, progress)
+    if options.draft.startswith("self:") and model_contract(target.spec).swaps:
+        progress.note(f"draft {options.draft}: has a KV cache of its own, as the target's changes place in every pass")
     plans = [target, *([draft] if draft else [])]
     check_resources(plans, options.output, progress, head)
     with new_bundle(options.output) as folder:
@@ -184,9 +186,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
             traced = optimize(_trace(model, plan, features), plan.spec)
         graph = traced.clone()  # copies only the graph: tensors are shared
         if plan.quantization != "none":
-            store = dequantize_weights if plan.spec.dialect == STANDARD_DIALECT else quantize_weights
-            store(graph, plan.quantization, plan.spec.vocab_size)
-            quantize_experts(graph, plan.quantization)
+            _quantize(graph, plan)
         if features.head is not None:
             append_fusing(graph, features.head.module)
         weights_bytes = write_model(graph, plan, folder / plan.graph, progress)
@@ -202,19 +202,28 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
     return written
 
 
+def _quantize(graph: ir.Model, plan: ModelPlan) -> None:
+    if plan.spec.dialect in STANDARD_DIALECTS:
+        dequantize_weights(graph, plan.quantization, plan.spec.vocab_size)
+    else:
+        quantize_weights(graph, plan.quantization, plan.spec.vocab_size, plan.block_size)
+    quantize_experts(graph, plan.quantization)
+
+
 def _compare(written: _Written, folder: Path, samplers: dict[str, str], progress: Progress) -> ModelEntry:
     """Compare the written graph with the torch model's logits; record both in the bundle."""
     plan, source, spec = written.plan, written.plan.source, written.plan.spec
     role, graph = plan.role, folder / plan.graph
     progress.step(f"{role}: comparing with the torch model")
-    with runnable(graph, spec) as (checked, checked_spec):
+    is_quantized = plan.quantization != "none"
+    with runnable(graph, spec, is_quantized) as (checked, checked_spec):
         parity = check_parity(
             checked,
             checked_spec,
             written.ids,
             written.expected,
             available_cores(),
-            plan.quantization != "none",
+            is_quantized,
             written.features,
         )
     save_reference(folder / role / "reference.npz", written.ids, written.expected)

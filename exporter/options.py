@@ -5,22 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_DIALECT
+from specrt.engines.backends import choose_device
+from specrt.engines.contract import DIALECTS, ONNXRUNTIME_DIALECT, STANDARD_22_DIALECT, STANDARD_DIALECT
+from specrt.engines.dialects import dialect_of_tensorrt, dialects_of
 from specrt.engines.errors import UsageError
+from specrt.engines.interface import CPU, CUDA
 from specrt.exporter.heads.config import NUM_TAPS
-from specrt.exporter.quantization.blocks import QUANTIZATIONS
+from specrt.exporter.quantization.blocks import BLOCK_SIZES, QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# The dtypes that each dialect's backends run, the default first, and why they do not run others.
-_DIALECT_DTYPES = {
-    ONNXRUNTIME_DIALECT: (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
-    STANDARD_DIALECT: (("fp16", "bf16"), "its fused attention takes no fp32"),
+# The dtypes that each dialect runs on a device, the default first, and why it does not run others.
+_DTYPES = {
+    (ONNXRUNTIME_DIALECT, CPU): (("fp32", "fp16"), "on the CPU it has no bf16 kernels"),
+    (ONNXRUNTIME_DIALECT, CUDA): (("fp16",), "on CUDA its attention takes no fp32, and bf16 is for TensorRT"),
+    (STANDARD_DIALECT, CUDA): (("fp16", "bf16"), "its fused attention takes no fp32"),
+    (STANDARD_22_DIALECT, CUDA): (("fp16", "bf16"), "as for later versions of TensorRT"),
 }
-# The quantizations of each dialect, the dtypes of activations that they work with, and why only these.
-_DIALECT_QUANTIZATIONS = {
-    ONNXRUNTIME_DIALECT: (tuple(QUANTIZATIONS), ("fp32",), "its activations are fp32"),
-    STANDARD_DIALECT: (tuple(LAYOUTS), ("fp16", "bf16"), "its activations are fp16 or bf16"),
+# The quantizations of each dialect, and the dtypes of activations that they work with.
+_DIALECT_QUANTIZATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    ONNXRUNTIME_DIALECT: {
+        name: ("fp32", "fp16") if row.block_size else ("fp32",) for name, row in QUANTIZATIONS.items()
+    },
+    STANDARD_DIALECT: dict.fromkeys(LAYOUTS, ("fp16", "bf16")),
+    STANDARD_22_DIALECT: {"int8": ("fp16", "bf16")},  # no blocks before opset 21
 }
 MODEL_FREE_DRAFTS = ("ngram", "self")
 SKIP = "skip"
@@ -33,11 +41,13 @@ DEFAULT_MAX_SEQ_LEN = 2048
 class ExportOptions:
     """The options of one export, checked when they are made.
 
-    ``max_seq_len`` None means 2048, or the model's context where shorter; ``dtype`` None is fp32, with TensorRT fp16.
+    ``max_seq_len`` None means 2048, or the model's context where shorter. ``device`` None is the backend's first one;
+    ``dtype`` None is fp32, on a GPU fp16. ``block_size`` is of quantized matmuls of backend onnxruntime; None is 32.
     ``draft_vocab`` None lets the draft propose every id of its vocabulary. ``adapter`` is merged into the target;
     ``no_adapter`` ignores an adapter in the model's folder. ``taps`` and ``norm`` name the variant of a head
     (``specrt.exporter.heads.config.HeadVariant``), in place of its config. ``feature_taps`` is for programs only: the
-    target writes these hidden states, concatenated, as its features, and has no draft model.
+    target writes these hidden states, concatenated, as its features, and has no draft model. ``tensorrt_version``, as
+    in ``10.3``, is the library's that will run a bundle for ``tensorrt``; None is the current one.
     """
 
     target: str
@@ -50,11 +60,14 @@ class ExportOptions:
     draft_dtype: str | None = None
     quantize: str = "none"
     draft_quantize: str = "none"
+    block_size: int | None = None
     draft_vocab: int | None = None
     taps: tuple[int, ...] = ()
     norm: tuple[str, ...] = ()
     feature_taps: tuple[int, ...] = ()
     backend: str = "onnxruntime"
+    device: str | None = None
+    tensorrt_version: str | None = None
     revision: str | None = None
     draft_revision: str | None = None
     adapter: str | None = None
@@ -72,19 +85,23 @@ class ExportOptions:
             raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
         if self.backend not in DIALECTS:
             raise UsageError(f"--backend {self.backend}: expected {', '.join(DIALECTS)}")
+        object.__setattr__(self, "device", choose_device(self.backend, self.device))
+        if self.tensorrt_version is not None and self.backend != "tensorrt":
+            raise UsageError(f"--tensorrt-version {self.tensorrt_version}: it is for --backend tensorrt; leave it out")
         self._check_dtypes()
         self._check_quantization()
+        self._check_block_size()
         self._check_cut_draft()
         self._check_head()
 
     @property
     def dialect(self) -> str:
-        return DIALECTS[self.backend]
+        return DIALECTS[self.backend] if self.tensorrt_version is None else dialect_of_tensorrt(self.tensorrt_version)
 
     @property
     def backends(self) -> tuple[str, ...]:
         """The backends that can run the bundle, the requested one first."""
-        return (self.backend, *(b for b, d in DIALECTS.items() if d == self.dialect and b != self.backend))
+        return (self.backend, *(b for b in DIALECTS if self.dialect in dialects_of(b) and b != self.backend))
 
     def dtype_of(self, role: str) -> str:
         """The contract's name of the dtype of ``target`` or ``draft``."""
@@ -110,8 +127,12 @@ class ExportOptions:
 
     @property
     def shares_kv(self) -> bool:
-        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization."""
-        return self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
+        """Whether the draft can read the target's KV cache: it has the same layers, in any quantization.
+
+        A cache that changes place in every pass is not shared.
+        """
+        has_place = self.dialect != STANDARD_22_DIALECT
+        return has_place and self.draft.startswith("self:") and self.draft_dtype in (None, self.dtype)
 
     def _check_cut_draft(self) -> None:
         name, _, number = self.draft.partition(":")
@@ -162,7 +183,8 @@ class ExportOptions:
             )
 
     def _check_dtypes(self) -> None:
-        dtypes, reason = _DIALECT_DTYPES[self.dialect]
+        assert self.device is not None, "set before"
+        dtypes, reason = _DTYPES[self.dialect, self.device]
         if self.dtype is None:
             object.__setattr__(self, "dtype", dtypes[0])
         for option, dtype in (("--dtype", self.dtype), ("--draft-dtype", self.draft_dtype or self.dtype)):
@@ -171,7 +193,7 @@ class ExportOptions:
                 raise UsageError(f"{option} {dtype}: backend {self.backend} runs {expected} ({reason}); choose one")
 
     def _check_quantization(self) -> None:
-        known = _DIALECT_QUANTIZATIONS[self.dialect][0]
+        known = tuple(_DIALECT_QUANTIZATIONS[self.dialect])
         name, _, quantize = self.draft.partition(":")
         if name == "self" and quantize:
             if quantize not in known:
@@ -187,9 +209,20 @@ class ExportOptions:
 
     def _check_stored_as(self, option: str, quantize: str, dtype: str | None) -> None:
         """Raise ``UsageError`` unless the dialect has weights stored as ``quantize`` with activations in ``dtype``."""
-        known, dtypes, reason = _DIALECT_QUANTIZATIONS[self.dialect]
-        if quantize not in ("none", *known):
-            expected = ", ".join(("none", *known))
+        rows = _DIALECT_QUANTIZATIONS[self.dialect]
+        if quantize not in ("none", *rows):
+            expected = ", ".join(("none", *rows))
             raise UsageError(f"{option} {quantize}: expected {expected} with backend {self.backend}")
-        if quantize != "none" and dtype not in dtypes:
-            raise UsageError(f"{option} {quantize}: {reason}, got {dtype}; leave the dtype out")
+        if quantize != "none" and dtype not in rows[quantize]:
+            dtypes = " or ".join(rows[quantize])
+            raise UsageError(f"{option} {quantize}: its activations are {dtypes}, got {dtype}; choose another of both")
+
+    def _check_block_size(self) -> None:
+        if self.block_size is None:
+            return
+        if self.block_size not in BLOCK_SIZES:
+            raise UsageError(f"--block-size {self.block_size}: expected {', '.join(map(str, BLOCK_SIZES))}")
+        if self.dialect != ONNXRUNTIME_DIALECT:
+            raise UsageError(f"--block-size {self.block_size}: backend {self.backend} has blocks of 32; leave it out")
+        if not {self.quantize, self.draft_quantize} & {name for name, row in QUANTIZATIONS.items() if row.block_size}:
+            raise UsageError(f"--block-size {self.block_size}: no weights are in blocks; add --quantize int4 or int8")

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import psutil
 
-from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECTS, ModelSpec
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.bundle import check_disk
@@ -24,8 +24,9 @@ from specrt.exporter.tracing.observe import Observation, observe
 class ModelPlan:
     """One model to export: its source, its role in the bundle and its derived spec.
 
-    ``num_layers`` is set for a draft that is this number of the target's layers and uses their weights. ``taps`` are
-    the hidden states that a target writes as they are, without a head.
+    ``block_size`` of quantized matmuls is None for the default. ``num_layers`` is set for a draft that is this number
+    of the target's layers and uses their weights. ``taps`` are the hidden states that a target writes as they are,
+    without a head.
     """
 
     role: str
@@ -33,6 +34,7 @@ class ModelPlan:
     observation: Observation
     spec: ModelSpec
     quantization: str
+    block_size: int | None = None
     num_layers: int | None = None
     taps: tuple[int, ...] = ()
 
@@ -54,8 +56,10 @@ class ModelPlan:
         if self.quantization == "none":
             fp32_copy_bytes = self.weights_bytes if self.spec.dtype == "bfloat16" else 0
             return self.observation.num_parameters * ITEM_BYTES[self.spec.dtype] + fp32_copy_bytes
-        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
-        return int(self.observation.num_parameters * rows[self.quantization].bytes_per_weight)
+        rows = LAYOUTS if self.spec.dialect in STANDARD_DIALECTS else QUANTIZATIONS
+        return int(
+            self.observation.num_parameters * rows[self.quantization].bytes_per_weight(ITEM_BYTES[self.spec.dtype])
+        )
 
     def with_layers(self, kept: tuple[int, ...]) -> ModelPlan:
         """The plan once the kept layers are known."""
@@ -87,26 +91,33 @@ def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
     has_target_weights = role == "target" or options.num_draft_layers is not None
     quantize = options.quantize if has_target_weights else options.draft_quantize
     check_experts(source.name, observation, spec.dialect, quantize)
+    if quantize != "none" and observation.experts and (spec.dialect, spec.dtype) == (ONNXRUNTIME_DIALECT, "float16"):
+        raise UsageError(
+            f"--quantize {quantize}: {source.name} is a mixture of experts, whose kernels for CUDA store weights in "
+            "another layout; leave --quantize or --dtype fp16 out"
+        )
     if role == "target":
         if options.feature_taps:
             check_taps("feature_taps", options.feature_taps, len(observation.kv_layers))
             size = len(options.feature_taps) * source.config.get_text_config().hidden_size
             spec = replace(spec, feature_size=size)
-        return ModelPlan(role, source, observation, spec, options.quantize, taps=options.feature_taps)
+        return ModelPlan(
+            role, source, observation, spec, options.quantize, options.block_size, taps=options.feature_taps
+        )
     spec = _with_head_of(spec, options.draft_vocab)
     num_layers = options.num_draft_layers
     if num_layers is None:
-        return ModelPlan(role, source, observation, spec, options.draft_quantize)
+        return ModelPlan(role, source, observation, spec, options.draft_quantize, options.block_size)
     if num_layers >= len(observation.kv_layers):
         raise UsageError(f"--draft {options.draft}: the target has {len(observation.kv_layers)} layers; keep fewer")
-    plan = ModelPlan(role, source, observation, spec, options.quantize, num_layers)
+    plan = ModelPlan(role, source, observation, spec, options.quantize, options.block_size, num_layers)
     return plan.with_layers(tuple(range(num_layers)))
 
 
 def check_experts(name: str, observation: Observation, dialect: str, quantization: str) -> None:
     """Raise ``UsageError`` where experts, most of a model's weights, would stay unquantized."""
     if quantization != "none" and reads_all_experts(observation, dialect):
-        reason = "for TensorRT" if dialect == STANDARD_DIALECT else "that are not down(silu(gate) * up)"
+        reason = "for TensorRT" if dialect in STANDARD_DIALECTS else "that are not down(silu(gate) * up)"
         raise UsageError(
             f"--quantize {quantization}: {name} is a mixture of experts, and experts {reason} are stored unquantized; "
             "leave --quantize out"

@@ -21,24 +21,36 @@ class HeadModel(KVCachedModel):
     """
 
     offset = 1
+    has_fixed_copies = False
 
     def __init__(self, engine: Engine, spec: ModelSpec, target: KVCachedModel | None = None) -> None:
         super().__init__(engine, spec)
         assert spec.feature_size is not None
         self._feature_size = spec.feature_size
-        self._num_features = 0  # rows of the feature cache that are the target's
+        self._num_features = 0  # of the target, by position
+        self._taken: tuple[int, Memory] | None = None  # of them, those that are not in the cache yet
         self._num_kept = 0  # fed pairs whose feature is the target's
         self._last_row, self._last_pair = 0, -2  # the row of the hidden states that is the last pair's, and that pair
         if target is not None:
             target.feature_reader = self
 
     def take_features(self, start: int, features: Memory) -> None:
-        """See ``specrt.runtime.model.FeatureReader``. On a device nothing is copied over the host."""
-        self.binding.take(FEATURE_CACHE, start * self._feature_size, features)
+        """See ``specrt.runtime.model.FeatureReader``."""
+        self._taken = (start, features)
         self._num_features = start + len(features)
+
+    def copy_features(self) -> None:
+        """See ``specrt.runtime.model.FeatureReader``. On a device nothing is copied over the host.
+
+        A verification ends before the copy, whose address differs in each round: so its passes can be one CUDA graph.
+        """
+        if self._taken is not None:
+            (start, features), self._taken = self._taken, None
+            self.binding.take(FEATURE_CACHE, start * self._feature_size, features)
 
     def keep_features(self, num_kept: int) -> None:
         """See ``specrt.runtime.model.FeatureReader``. The last pair is dropped too: its token may be another one."""
+        self.copy_features()
         self._num_features = min(self._num_features, num_kept)
         self._num_kept = min(self._num_kept, max(0, num_kept - 1))
         self.kv_len = min(self.kv_len, self._num_kept)
@@ -46,6 +58,7 @@ class HeadModel(KVCachedModel):
     def write_features(self, features: Array) -> None:
         """Use ``features`` [N, H] for the pairs from the first on, in place of a target's, and discard the KV."""
         self.binding.write(FEATURE_CACHE, features)
+        self._taken = None
         self._num_features, self._num_kept, self.kv_len = len(features), 0, 0
 
     def feed(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
@@ -53,6 +66,7 @@ class HeadModel(KVCachedModel):
 
         Raises ``ValueError`` if such pairs are to give more than one row, or if there is no hidden state to read.
         """
+        self.copy_features()
         num_known = min(len(ids), max(0, self._num_features - self.kv_len))
         if num_known < len(ids) and (rows > 1 or (num_known == 0 and self._last_pair != self.kv_len - 1)):
             raise ValueError(

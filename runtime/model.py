@@ -26,7 +26,11 @@ class FeatureReader(Protocol):
     """What reads a target's features: the head that drafts for it."""
 
     def take_features(self, start: int, features: Memory) -> None:
-        """``features`` [M, H] of the positions from ``start`` on, in the memory of a pass."""
+        """``features`` [M, H] of the positions from ``start`` on are in the memory of a pass."""
+        ...
+
+    def copy_features(self) -> None:
+        """Copy what was taken, before the next pass overwrites it."""
         ...
 
     def keep_features(self, num_kept: int) -> None:
@@ -50,6 +54,7 @@ class KVCachedModel:
     """
 
     offset = 0
+    has_fixed_copies = True  # whether a step of a draft copies to the same addresses in each round
 
     def __init__(self, engine: Engine, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
         self.spec = spec
@@ -151,6 +156,8 @@ class KVCachedModel:
         self.binding.upload()
         if late is not None:
             self.binding.take(INPUT_IDS, num_ids - len(late), late)
+        if self.feature_reader is not None:
+            self.feature_reader.copy_features()
         self.binding.run(width, num_rows)
         if self.feature_reader is not None:
             self.feature_reader.take_features(start, self.binding.memory[FEATURES][:num_ids])

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING
 
-from specrt.engines.backends import open_backend
+from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
 from specrt.engines.errors import UsageError
 from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
+from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.integrity import check_files
 from specrt.runtime.completion import Completion
 from specrt.runtime.drafting.adaptive import NGRAM_LENGTHS, AdaptiveDrafter, OnlineEstimates
-from specrt.runtime.drafting.constrained import ConstrainedDrafter, ConstrainedModelDrafter
-from specrt.runtime.drafting.drafters import (
-    DeferredDrafter,
-    Drafter,
-    ModelDrafter,
-    NGramDrafter,
-    NoDrafter,
-)
+from specrt.runtime.drafting.constrained import ConstrainedModelDrafter, certain_drafter
+from specrt.runtime.drafting.drafters import DeferredDrafter, Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options, options_of
@@ -37,6 +33,11 @@ from specrt.runtime.stream import Stream
 from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
+from specrt.runtime.warming import warm_slot
+from specrt.runtime.widths import require_equal_widths
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load(
@@ -46,14 +47,19 @@ def load(
     device: str | None = None,
     draft_backend: str | None = None,
     draft_device: str | None = None,
+    warm: bool = False,
 ) -> Runtime:
     """Open a bundle for generation.
 
     ``threads`` defaults to the cores this process may use. ``device`` is ``cpu`` or ``cuda``; the default depends on
-    the backend. The draft's backend and device default to the target's. Raises ``BundleError`` for a damaged bundle and
-    ``BackendError`` if the bundle does not have the backend, or its library or device is missing.
+    the backend. The draft's backend and device default to the target's. With ``warm``, passes are run
+    before the first text: see ``Runtime.warm``. Raises ``BundleError`` for a damaged bundle and ``BackendError`` if the
+    bundle does not have the backend, or its library or device is missing.
     """
-    return Runtime(Path(bundle), backend, threads, device, draft_backend, draft_device)
+    runtime = Runtime(Path(bundle), backend, threads, device, draft_backend, draft_device)
+    if warm:
+        runtime.warm()
+    return runtime
 
 
 # Assumed cost of each further token of a pass, as a share of the first one's, until it is measured: fp32, quantized
@@ -89,8 +95,12 @@ class Runtime:
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
         self._grammars = Grammars(self._vocabulary, self.manifest.eos_token_ids)
         drafting = self._open_draft_backend(draft_backend, draft_device)
+        self._backends = [self._target_backend, *([] if drafting is self._target_backend else [drafting])]
         self._shares_memory = drafting.device == self.device
         self._target = LoadedModel(self._target_backend, target)
+        if self.backend in RUNS_BUNDLES_OF:
+            with closing(self._target.open()) as model:
+                require_equal_widths(self.backend, model, target, bundle)
         self._target_samplers = sampler_engines(self._target_backend, target, target.spec.max_rows, self._vocab_size)
         entry = draft.model or target
         if draft.kind == "self" and drafting is self._target_backend:
@@ -142,11 +152,27 @@ class Runtime:
 
     def reserve(self, num_sequences: int) -> None:
         """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
-        slots = [self._new_slot() for _ in range(num_sequences)]
-        for slot in slots:
-            if self._draft is not None and slot.draft is None:
-                slot.draft = self._new_draft(slot, self._shares_kv)
+        for slot in [self._with_draft(self._new_slot()) for _ in range(num_sequences)]:
             self._pool.give_back(slot)
+
+    def warm(self, progress: Progress = SILENT) -> None:
+        """Run every pass of a round and every sampler once, in an idle slot, and store what the library compiled.
+
+        Afterwards a text in that slot compiles nothing, and the next process finds the kernels in ``cache_paths``. On a
+        GPU rounds are run as well, until they are captured as CUDA graphs.
+        """
+        slot = self._pool.take([], 1)
+        try:
+            warm_slot(self, self._with_draft(slot), progress)
+        finally:
+            self._pool.give_back(slot)
+        for backend in self._backends:
+            backend.save_cache()
+
+    @property
+    def cache_paths(self) -> list[Path]:
+        """The files of the kernels that its backends compile on this machine; empty if they compile none."""
+        return [backend.cache_path for backend in self._backends if backend.cache_path is not None]
 
     @property
     def num_idle_slots(self) -> int:
@@ -179,7 +205,7 @@ class Runtime:
         if settings.draft in ("model", "auto"):
             model = self._begin_draft(slot, prompt, settings, target, constraint)
         if not settings.is_adaptive:
-            return target, model or _certain_drafter(settings, constraint)
+            return target, model or certain_drafter(settings, constraint)
         ngram = NGramDrafter(NGRAM_LENGTHS[0], NGRAM_LENGTHS[-1]) if settings.draft in ("ngram", "auto") else None
         end = min(len(prompt) + settings.max_new_tokens, self.manifest.target.spec.max_seq_len)
         return target, AdaptiveDrafter(
@@ -189,11 +215,11 @@ class Runtime:
     def _begin_draft(
         self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target, constraint: Constraint | None
     ) -> ModelDrafter:
-        if slot.draft is None:
-            slot.draft = self._new_draft(slot, self._shares_kv)
-        slot.draft.begin(prompt, min_width=1)
-        sampler = DraftSampler(slot.draft, slot.target, settings, len(prompt), constraint)
-        model = slot.draft.model
+        draft = self._with_draft(slot).draft
+        assert draft is not None, "settings allow draft 'model' only where the bundle has one"
+        draft.begin(prompt, min_width=1)
+        sampler = DraftSampler(draft, slot.target, settings, len(prompt), constraint)
+        model = draft.model
         if self._is_deferred(model, target.model, settings):
             return DeferredDrafter(model, sampler, self._vocab_size, target.sampler)
         if constraint is not None:
@@ -252,6 +278,11 @@ class Runtime:
             slot.draft = self._new_draft(slot, shares_kv=False)
         return slot
 
+    def _with_draft(self, slot: Slot) -> Slot:
+        if slot.draft is None and self._draft is not None:
+            slot.draft = self._new_draft(slot, self._shares_kv)
+        return slot
+
     def _new_draft(self, slot: Slot, shares_kv: bool) -> SlotModel:
         assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
         target = slot.target.model
@@ -287,12 +318,6 @@ class Runtime:
             yield from self.rounds(slot, completion, stats)
         finally:
             self._pool.give_back(slot)
-
-
-def _certain_drafter(settings: Settings, constraint: Constraint | None) -> Drafter:
-    """An n-gram lookup or no draft, with the ids that the grammar forces."""
-    drafter = NGramDrafter() if settings.draft == "ngram" else NoDrafter()
-    return drafter if constraint is None else ConstrainedDrafter(drafter, constraint)
 
 
 def _min_width(settings: Settings) -> int:

@@ -85,17 +85,17 @@ class SlotPool:
     def take(self, prompt: Sequence[int], min_width: int) -> Slot:
         """The idle slot with the longest reusable prefix of ``prompt``, or a new one if none is idle.
 
-        If that prefix is less than half of the prompt and of the slot's cache, the slot that was idle longest is taken
-        instead, so that a few common tokens do not evict another sequence's cache.
+        Of slots that share as much, it is the one that was idle longest. Slots that would keep less than a third of
+        their cache are not considered, except for the one that was idle longest: so a common beginning, such as a
+        system prompt, does not cost a long conversation its cache.
         """
         with self._lock:
             if not self._idle:
                 return self._open_slot()
-            reusable = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
-            most = max(reusable)
-            best = reusable.index(most)
-            is_half = 2 * most >= min(len(prompt) - 1, self._idle[best].target.model.kv_len)
-            return self._idle.pop(best if is_half else 0)
+            models = [slot.target.model for slot in self._idle]  # the one that was idle longest is first
+            reusable = [model.reusable(prompt, min_width) for model in models]
+            shared = [n if at == 0 or 3 * n >= models[at].kv_len else -1 for at, n in enumerate(reusable)]
+            return self._idle.pop(shared.index(max(shared)))
 
     def give_back(self, slot: Slot) -> None:
         """Make ``slot`` idle."""

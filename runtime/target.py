@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -58,27 +59,24 @@ class Target:
         Raises ``ValueError`` if the buffers are too small, ``ParityError`` if the first logits are not finite, and
         ``UsageError`` if processors and grammar allow no id where the text continues.
         """
-        model = self.model
-        width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
-        if not self._is_checked:
-            self._check_finite()
-        num_open = self._processing.run(width, rows, committed, (), drafted) if self._processing.replaced else rows
-        if self._warp is not None:
-            self._warp.run(width, rows)
-        if self._uniforms is not None:
-            if self._by_position:
-                self._random[:rows] = self._uniforms.at_positions(len(committed), rows)
-            else:
-                self._random[:rows] = self._uniforms.of_round(VERIFY, len(committed), rows)
-            self.sampler.upload(UNIFORMS)
+        model, is_processed = self.model, bool(self._processing.replaced)
         rule = self._rule if drafted and is_sampled else self.sampler
-        rule.run(width, rows)
+        with nullcontext() if is_processed else model.binding.together():
+            width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
+            if not self._is_checked:
+                self._check_finite()
+            num_open = self._processing.run(width, rows, committed, (), drafted) if is_processed else rows
+            if self._warp is not None:
+                self._warp.run(width, rows)
+            if self._uniforms is not None:
+                self._draw(self._uniforms, len(committed), rows)
+            rule.run(width, rows)
+            late = [INPUT_IDS] if isinstance(drafted, DeferredTokens) else []
+            verdict, tokens, *fed = rule.read(NUM_ACCEPTED, TOKENS, *late)
         if isinstance(drafted, DeferredTokens):
-            verdict, tokens, fed = rule.read(NUM_ACCEPTED, TOKENS, INPUT_IDS)
-            drafted.learn(fed[0, width - len(drafted) : width].tolist())  # a pass is padded only if it has a single id
+            # a pass is padded only if it has a single id
+            drafted.learn(fed[0][0, width - len(drafted) : width].tolist())
             model.learn(len(committed), drafted)
-        else:
-            verdict, tokens = rule.read(NUM_ACCEPTED, TOKENS)
         accepted = min(int(verdict[0]), len(drafted))  # rows beyond the drafted ids repeat the last one
         if accepted >= num_open:
             raise self._processing.no_id_left(len(committed) + accepted)
@@ -86,6 +84,14 @@ class Target:
         if self._logprobs is not None:
             self.logprobs = self._logprobs.of(width, rows, [*drafted[:accepted], token])
         return accepted, token
+
+    def _draw(self, uniforms: Uniforms, num_committed: int, rows: int) -> None:
+        """Give the samplers the random numbers of a verification."""
+        if self._by_position:
+            self._random[:rows] = uniforms.at_positions(num_committed, rows)
+        else:
+            self._random[:rows] = uniforms.of_round(VERIFY, num_committed, rows)
+        self.sampler.upload(UNIFORMS)
 
     def rollback(self, num_committed: int) -> None:
         """The sequence has ``num_committed`` tokens: discard the KV of drafted tokens beyond them."""

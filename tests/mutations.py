@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_suffix(".toml")
 PACKAGES = ("engines", "runtime", "exporter", "tools")  # folders that are packages below ``specrt``
+SERVING = "tools/serving"  # the package ``specrt.serving``
 OTHERS = ("tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 TIMEOUT_S = 600.0
 PASSED, FAILED = 0, 1  # exit codes of pytest
@@ -58,6 +59,7 @@ def copy_sources(folder: Path) -> None:
     shutil.copytree(ROOT / "specrt", folder / "specrt", ignore=ignored)
     for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / "specrt" / name, ignore=ignored)
+    (folder / "specrt" / SERVING).rename(folder / "specrt" / "serving")
     for name in OTHERS:
         source = ROOT / name
         shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder)
@@ -65,6 +67,8 @@ def copy_sources(folder: Path) -> None:
 
 def place_of(file: str) -> str:
     """Where a copy of the sources has ``file``."""
+    if file.startswith(f"{SERVING}/"):
+        return f"specrt/serving{file.removeprefix(SERVING)}"
     return f"specrt/{file}" if file.split("/")[0] in PACKAGES else file
 
 

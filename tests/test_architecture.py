@@ -21,14 +21,16 @@ from specrt.engines import errors
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("specrt", "engines", "runtime", "exporter", "tools")
 FOLDERS = PACKAGES[1:]
+SERVING = ("tools", "serving")  # this folder is the package specrt.serving
 
-# What the files of a folder may import of specrt, anywhere in them.
+# What the files of a package may import of specrt, anywhere in them.
 ARROWS = {
     "specrt": {"engines", "runtime"},
     "engines": {"engines", "__version__"},
     "runtime": {"runtime", "engines", "__version__"},
     "exporter": {"exporter", "engines", "__version__"},
-    "tools": {"tools", "exporter", "runtime", "engines", "__version__"},
+    "serving": {"serving", "runtime", "engines", "__version__"},
+    "tools": {"tools", "serving", "exporter", "runtime", "engines", "__version__"},
 }
 # One arrow for one purpose: the exporter tries the tokenizer with the runtime's own class.
 TRIES_TOKENIZER, TOKENIZER_CLASS = "exporter/tokenizer.py", "specrt.runtime.text.codec.TextCodec"
@@ -47,6 +49,11 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def arrow_from(path: Path) -> str:
+    """The package whose arrows hold for the file: ``tools/serving/x.py`` -> ``serving``."""
+    return "".join(package_of(path)[1:2]) or "specrt"
+
+
 def violations(check: Callable[[Path], object], paths: Iterable[Path] = SOURCES) -> dict[str, object]:
     """What ``check`` finds in each file, for the files in which it finds something."""
     return {name_of(path): found for path in paths if (found := check(path))}
@@ -60,6 +67,8 @@ def parse(path: Path) -> ast.Module:
 def package_of(path: Path, root: Path = ROOT) -> list[str]:
     """Parts of the package that holds the file: ``exporter/passes/x.py`` -> specrt, exporter, passes."""
     parts = list(path.relative_to(root).parent.parts)
+    if parts[:2] == [*SERVING]:
+        parts = parts[1:]
     return parts if parts[0] == "specrt" else ["specrt", *parts]
 
 
@@ -107,7 +116,7 @@ def test_the_build_maps_each_folder_to_its_package() -> None:
 
 def test_arrows_point_one_way() -> None:
     def wrong(path: Path) -> list[str]:
-        allowed = ARROWS[path.relative_to(ROOT).parts[0]]
+        allowed = ARROWS[arrow_from(path)]
         names = set(imports(path)) - ({TOKENIZER_CLASS} if name_of(path) == TRIES_TOKENIZER else set())
         return sorted({name for name in names if (arrow := arrow_of(name)) and arrow not in allowed})
 
@@ -115,7 +124,7 @@ def test_arrows_point_one_way() -> None:
 
 
 def test_only_the_exporter_and_tools_know_torch() -> None:
-    free = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in ("exporter", "tools")]
+    free = [path for path in SOURCES if arrow_from(path) not in ("exporter", "tools")]
     heavy = violations(lambda path: sorted({n for n in imports(path) if n.split(".")[0] in EXPORT_LIBRARIES}), free)
     assert heavy == {}
 
@@ -129,25 +138,22 @@ def test_tools_import_what_is_heavy_inside_the_command() -> None:
     assert violations(heavy, sorted((ROOT / "tools").rglob("*.py"))) == {}
 
 
-def test_the_server_knows_the_runtime_and_no_other_tool() -> None:
-    def wrong(path: Path) -> list[str]:
-        names = {name for name in imports(path) if arrow_of(name) in ("tools", "exporter")}
-        return sorted(name for name in names if not name.startswith("specrt.tools.serving"))
-
-    assert violations(wrong, sorted((ROOT / "tools" / "serving").rglob("*.py"))) == {}
-
-
 def test_no_command_needs_an_experiment() -> None:
     others = [path for path in SOURCES if not path.is_relative_to(LAB)]
     assert violations(lambda path: [n for n in imports(path) if n.startswith("specrt.tools.lab")], others) == {}
 
 
 def test_folders_are_imported_by_their_package_names() -> None:
-    paths = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))]
-    assert violations(lambda path: sorted({n for n in imports(path) if n.split(".")[0] in FOLDERS}), paths) == {}
+    paths, by_path = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], "specrt.tools.serving"
+
+    def wrong(path: Path) -> list[str]:
+        return sorted({n for n in imports(path) if n.split(".")[0] in FOLDERS or f"{n}.".startswith(f"{by_path}.")})
+
+    assert violations(wrong, [path for path in paths if path != Path(__file__).resolve()]) == {}
 
 
-BLOCKED = sorted({*EXPORT_LIBRARIES, "specrt.exporter", "specrt.tools"})
+NOT_THE_SERVER = {*EXPORT_LIBRARIES, "specrt.exporter", "specrt.tools"}
+BLOCKED = sorted({*NOT_THE_SERVER, "specrt.serving"})
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 
@@ -161,7 +167,7 @@ if REFUSE:
 import specrt
 for name in PACKAGES:
     package = importlib.import_module(name)
-    for module in pkgutil.walk_packages(package.__path__, name + "."):
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
         importlib.import_module(module.name)
 print(*sorted(m for m in sys.modules if any(m == b or m.startswith(b + ".") for b in BLOCKED)))
 """
@@ -179,6 +185,12 @@ def loaded(blocked: list[str], packages: list[str], refuse: bool) -> list[str]:
 @pytest.mark.parametrize("refuse", [False, True], ids=["installed", "blocked"])
 def test_the_runtime_imports_without_the_exporter_and_its_libraries(refuse: bool) -> None:
     assert loaded(BLOCKED, ["specrt.engines", "specrt.runtime"], refuse) == []
+
+
+def test_the_server_imports_without_the_exporter_and_other_tools() -> None:
+    """Those of the extra ``ray`` are left out, since it may not be installed."""
+    modules = [f"specrt.serving.{name}" for name in ("app", "batch", "protocol", "server", "source")]
+    assert loaded(sorted(NOT_THE_SERVER), modules, True) == []
 
 
 def test_the_command_line_imports_without_the_exporter_and_its_libraries() -> None:

@@ -27,7 +27,7 @@ def builds_of(bundle: Path, manifest: Manifest, check: bool) -> list[BuildRecord
             if check:
                 gpus = find_gpus()
                 capability = gpus[0].compute_capability if gpus else None
-                trt = load_library(backend)
+                trt = load_library(backend, manifest.target.spec.dialect)
                 if capability is not None:
                     check_capability(backend, trt, capability)
                 for notice in check_build(bundle, manifest, record, trt.__version__, capability):

@@ -10,6 +10,7 @@ from specrt.tools.commands.bundles.distill import distill
 from specrt.tools.commands.bundles.export import export
 from specrt.tools.commands.bundles.inspect import inspect
 from specrt.tools.commands.bundles.plan import plan
+from specrt.tools.commands.bundles.warm import warm
 from specrt.tools.commands.checks.align import align
 from specrt.tools.commands.checks.bench import bench
 from specrt.tools.commands.checks.compare import compare
@@ -39,6 +40,7 @@ for _command in (
     export,
     distill,
     build,
+    warm,
     generate,
     chat,
     serve,

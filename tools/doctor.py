@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -97,13 +98,17 @@ def _providers() -> tuple[str, ...]:
 def _abilities(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Iterator[Ability]:
     missing = [name for name in _EXPORT_MODULES if importlib.util.find_spec(name) is None]
     fix = None if not missing else "pip install 'specrt[export]'"
-    yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", fix)
+    if sys.version_info < (3, 11):
+        yield Ability("export", False, "it needs Python 3.11 or later", None)
+    else:
+        yield Ability("export", not missing, f"missing: {', '.join(missing)}" if missing else "", fix)
     has_cpu = _CPU_PROVIDER in providers
     reason = "" if has_cpu else "onnxruntime is not installed"
     yield Ability("run with onnxruntime (CPU)", has_cpu, reason, None if has_cpu else "pip install 'specrt[cpu]'")
     for backend in LIBRARIES:
         yield _can_build(backend, gpus)
     yield _can_run_on_cuda(providers, gpus)
+    yield _can_run_on_rtx(providers, gpus)
     for backend in LIBRARIES:
         yield _can_run(backend, gpus)
 
@@ -135,6 +140,23 @@ def _can_run_on_cuda(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Abili
     except BackendError as error:
         cause = str(error).removeprefix("device cuda: ").removesuffix(f"; {ORT_INSTALL}")
         return Ability(name, False, cause, ORT_INSTALL)
+    return Ability(name, True, "", None)
+
+
+def _can_run_on_rtx(providers: tuple[str, ...], gpus: tuple[Gpu, ...]) -> Ability:
+    """The plugin provider is registered, and finds a GPU."""
+    name = "run with onnxruntime-rtx"
+    if (reason := _no_cuda(gpus)) is not None:
+        return Ability(name, False, *reason)
+    if not providers:
+        return Ability(name, False, "onnxruntime is not installed", "pip install 'specrt[onnxruntime-rtx]'")
+    from specrt.engines.ort.rtx import BACKEND, find_devices
+
+    try:
+        find_devices()
+    except BackendError as error:
+        said, _, fix = str(error).removeprefix(f"backend {BACKEND}: ").partition("; ")
+        return Ability(name, False, said, fix)
     return Ability(name, True, "", None)
 
 

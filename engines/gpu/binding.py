@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class DeviceBinding:
         self._owned: list[int] = []
         self._events: list[Any] = []
         self._last = (1, 1)
+        self.turn = 0  # of contracts that swap buffers: 1 after an odd number of passes
         self._is_open = True
         own = []
         for buffer in plan_buffers(contract, frozenset(shared)):
@@ -116,9 +118,32 @@ class DeviceBinding:
         limits = self.contract.limits
         if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
             raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
+        if (collector := self.device.collector) is not None:
+            collector.run(self, width, rows)
+        else:
+            self.launch(width, rows)
+        self._last = (width, rows)
+        if self.contract.swaps:
+            self.turn ^= 1
+            for written, read in self.contract.swaps:
+                self._tensors[written], self._tensors[read] = self._tensors[read], self._tensors[written]
+
+    def launch(self, width: int, rows: int) -> None:
+        """Enqueue a pass at once."""
         with self.device.lock:
             self._launch(width, rows)
-        self._last = (width, rows)
+
+    def together(self) -> AbstractContextManager[None]:
+        """See ``Binding.together``. Backends whose passes can be captured override it."""
+        return nullcontext()
+
+    def can_capture(self, width: int, rows: int) -> bool:
+        """Whether such a pass can be a part of a larger CUDA graph now."""
+        return False
+
+    def enqueue_captured(self, width: int, rows: int) -> bool:
+        """Enqueue such a pass while the stream is captured. Returns whether the library took it."""
+        raise NotImplementedError
 
     def _launch(self, width: int, rows: int) -> None:
         raise NotImplementedError
@@ -130,6 +155,7 @@ class DeviceBinding:
     def mark(self, number: int) -> None:
         """See ``Binding.mark``."""
         api = self.device.api
+        self.device.submit()
         with self.device.lock:
             if not self._events:
                 self._events = [api.new_event(), api.new_event()]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ctypes import c_uint8
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class DeviceArray:
         )
 
 
-class _Pinned:
+class Pinned:
     """Page-locked host memory, freed with the object."""
 
     def __init__(self, api: Cuda, num_bytes: int) -> None:
@@ -71,19 +71,49 @@ class _Pinned:
         self._api.free_pinned(self.address)
 
 
+class Collector(Protocol):
+    """Takes what a thread would enqueue, to submit it later: see ``specrt.engines.gpu.graphs``."""
+
+    def upload(self, address: int, data: Array) -> None: ...
+
+    def copy(self, target: int, source: int, num_bytes: int) -> None: ...
+
+    def run(self, binding: Any, width: int, rows: int) -> None: ...
+
+    def read(self, tensors: Sequence[DeviceArray]) -> list[Array]: ...
+
+    def submit(self) -> None: ...
+
+
 class Device:
-    """A GPU with its stream. Methods may be called from several threads: ``lock`` is held while work is enqueued."""
+    """A GPU with its stream. Methods may be called from several threads: ``lock`` is held while work is enqueued.
+
+    ``num_waits`` counts the waits for all work.
+    """
 
     def __init__(self, api: Cuda) -> None:
         self.api = api
         self.lock = threading.RLock()
-        self._uploads, self._used_bytes = _Pinned(api, UPLOAD_BYTES), 0
-        self._inbox = _Pinned(api, READ_BYTES)
+        self.num_waits = 0
+        self._thread = threading.local()
+        self._uploads, self._used_bytes = Pinned(api, UPLOAD_BYTES), 0
+        self._inbox = Pinned(api, READ_BYTES)
         self._scratch: list[tuple[int, int]] = []  # (address, bytes), the largest last; older ones are still bound
+
+    @property
+    def collector(self) -> Collector | None:
+        """What takes this thread's work; None if it is enqueued at once."""
+        return getattr(self._thread, "collector", None)
+
+    @collector.setter
+    def collector(self, collector: Collector | None) -> None:
+        self._thread.collector = collector
 
     def upload(self, address: int, values: Array) -> None:
         """Enqueue a copy of ``values`` to the GPU. They may be changed afterwards."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        if (collector := self.collector) is not None:
+            return collector.upload(address, data)
         with self.lock:
             for start in range(0, data.size, UPLOAD_BYTES):
                 self._upload(address + start, data[start : start + UPLOAD_BYTES])
@@ -98,11 +128,15 @@ class Device:
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
         """Enqueue a copy on the GPU."""
+        if (collector := self.collector) is not None:
+            return collector.copy(target, source, num_bytes)
         with self.lock:
             self.api.copy(target, source, num_bytes)
 
     def read(self, tensors: Sequence[DeviceArray]) -> list[Array]:
         """Wait once and return copies of the tensors. bfloat16 is converted to float32."""
+        if (collector := self.collector) is not None:
+            return collector.read(tensors)
         with self.lock:
             starts, end = [], 0
             for tensor in tensors:
@@ -111,18 +145,25 @@ class Device:
             if end > self._inbox.num_bytes:
                 self.wait()
                 self._inbox.free()
-                self._inbox = _Pinned(self.api, end)
+                self._inbox = Pinned(self.api, end)
             for start, tensor in zip(starts, tensors, strict=True):
                 self.api.download(self._inbox.address + start, tensor.address, tensor.num_bytes)
             self.wait()
             found = zip(starts, tensors, strict=True)
-            return [_decoded(self._inbox.bytes[start : start + t.num_bytes], t) for start, t in found]
+            return [decoded(self._inbox.bytes[start : start + t.num_bytes], t) for start, t in found]
 
     def wait(self) -> None:
         """Wait for all enqueued work."""
+        self.submit()
         with self.lock:
             self.api.wait()
             self._used_bytes = 0
+            self.num_waits += 1
+
+    def submit(self) -> None:
+        """Enqueue what this thread's collector has taken, if it has one."""
+        if (collector := self.collector) is not None:
+            collector.submit()
 
     def allocate(self, num_bytes: int) -> int:
         """The address of zeroed memory on the GPU."""
@@ -147,7 +188,7 @@ class Device:
             return self._scratch[-1]
 
 
-def _decoded(data: Array, tensor: DeviceArray) -> Array:
+def decoded(data: Array, tensor: DeviceArray) -> Array:
     if tensor.dtype != "bfloat16":
         return data.copy().view(tensor.dtype).reshape(tensor.shape)
     return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)

@@ -1,7 +1,8 @@
 """ONNX Runtime behind the interface, on the CPU provider.
 
 Every input and output is bound to memory that the binding owns. KV outputs are bound to the memory of their inputs, so
-``GroupQueryAttention`` appends in place. An ``IOBinding`` is kept for each (width, rows) that recurs.
+``GroupQueryAttention`` appends in place. An ``IOBinding`` is kept for each (width, rows) that recurs; where a
+contract swaps buffers, for each of their two places.
 """
 
 from __future__ import annotations
@@ -12,16 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
-from specrt.engines.errors import BackendError, BundleError
+from specrt.engines.errors import BundleError
 from specrt.engines.interface import CPU, Array, Backend, Engine, HostBinding, allocate, check_shared
+from specrt.engines.ort.library import ort
 from specrt.engines.processor import available_cores
-
-try:
-    import onnxruntime as ort
-except ImportError as error:
-    raise BackendError(
-        "backend onnxruntime: the library onnxruntime is not installed; install it with 'pip install \"specrt[cpu]\"'"
-    ) from error
 
 _ORT_TYPES = {
     "tensor(float)": "float32",
@@ -79,9 +74,13 @@ class OrtBackend(Backend):
     """The graphs of ``bundle`` in sessions of ``threads`` (None: all cores)."""
 
     device = CPU
+    cache_path = None
 
     def __init__(self, name: str, bundle: Path, threads: int | None) -> None:
         self.name, self._bundle, self._threads = name, bundle, threads or available_cores()
+
+    def save_cache(self) -> None:
+        """Nothing to do: its kernels are compiled already."""
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> Engine:
         """See ``specrt.engines.interface.Backend.load``."""
@@ -134,7 +133,8 @@ class OrtBinding(HostBinding):
             else:
                 self._buffers[buffer.name] = allocate(buffer.shape, buffer.dtype)
         self.host: Mapping[str, Array] = MappingProxyType(self._buffers)
-        self._bound: dict[tuple[int, int], Any] = {}
+        self._turn = 0  # of contracts that swap buffers: 1 after an odd number of passes
+        self._bound: dict[tuple[int, int, int], Any] = {}
         self._session: Any = engine.session
 
     def _bind(self, width: int, rows: int) -> Any:
@@ -150,15 +150,19 @@ class OrtBinding(HostBinding):
             array = self._buffers[tensor.alias or tensor.name]
             io.bind_output(tensor.name, "cpu", 0, array.dtype, tensor.resolve(dims), array.ctypes.data)
         if width <= self.KEPT_WIDTHS or width == limits[WIDTH]:
-            self._bound[width, rows] = io
+            self._bound[width, rows, self._turn] = io
         return io
 
     def run(self, width: int, rows: int) -> None:
         """See ``specrt.engines.interface.Binding.run``."""
         if self._session is None:
             raise RuntimeError("this binding is closed")
-        io = self._bound.get((width, rows)) or self._bind(width, rows)
+        io = self._bound.get((width, rows, self._turn)) or self._bind(width, rows)
         self._session.run_with_iobinding(io)
+        if self._contract.swaps:
+            self._turn ^= 1
+            for written, read in self._contract.swaps:
+                self._buffers[written], self._buffers[read] = self._buffers[read], self._buffers[written]
 
     def close(self) -> None:
         """See ``specrt.engines.interface.Binding.close``."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from specrt.engines.contract import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
 from specrt.engines.errors import BackendError, BundleError, PlacementWarning
@@ -23,6 +22,7 @@ from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import open_device
 from specrt.engines.interface import CUDA, Array, Engine
 from specrt.engines.ort.cpu import OrtBackend, OrtBinding, check_graph, session_options
+from specrt.engines.ort.library import ort
 
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 INSTALL = "pip uninstall onnxruntime; pip install 'specrt[gpu]'"
@@ -50,10 +50,12 @@ class OrtCudaEngine:
     ``BundleError`` if the graph cannot be loaded or does not match ``contract``.
     """
 
+    place = "CUDA"
+
     def __init__(self, graph: Path, contract: Contract, threads: int) -> None:
         self.contract, self.device = contract, open_device()
         _check_dtype(graph, contract)
-        check_provider()
+        self._check_provider()
         self.session, not_strict = self._open(graph, threads)
         if not_strict is not None:
             line = f"{graph}: some of it runs on the CPU, with copies in every pass ({not_strict}); expect slow rounds"
@@ -61,6 +63,9 @@ class OrtCudaEngine:
         check_graph(self.session, contract, graph)
         self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def _check_provider(self) -> None:
+        check_provider()
 
     def _open(self, graph: Path, threads: int) -> tuple[Any, str | None]:
         """A session without nodes on the CPU; if that is impossible, one with such nodes, and the reason."""
@@ -73,7 +78,7 @@ class OrtCudaEngine:
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise BundleError(
-                f"{graph}: onnxruntime {ort.__version__} cannot load it on CUDA ({reason}); export it again"
+                f"{graph}: onnxruntime {ort.__version__} cannot load it on {self.place} ({reason}); export it again"
             ) from error
 
     def _session(self, graph: Path, threads: int, strict: bool) -> Any:

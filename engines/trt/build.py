@@ -33,7 +33,7 @@ from specrt.engines.trt.library import (
     portable_capabilities,
 )
 from specrt.engines.trt.network import allow_decomposition, inspect_network, make_logger, parse
-from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of
+from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of, wants_decode
 from specrt.engines.trt.record import (
     RECORD_NAME,
     RECORD_VERSION,
@@ -71,13 +71,14 @@ def build(
     compute_capabilities: Sequence[str] = (),
     force: bool = False,
     progress: Progress = SILENT,
-    has_decode_profile: bool = False,
+    has_decode_profile: bool | None = None,
 ) -> BuildRecord:
     """Build every engine of ``bundle`` for ``backend``; return the record. A failed build leaves no files.
 
     ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any, the engines run on all that it
     supports except Turing.
-    ``has_decode_profile`` adds to the models' engines a profile for passes of one token. Raises ``SpecrtError``.
+    ``has_decode_profile``: whether the models' engines have a profile for passes of one token; None decides for each
+    model by bytes. Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))
@@ -88,7 +89,7 @@ def build(
         raise UsageError(
             f"--compute-capability: {library.module} builds for the GPU at hand; leave it out, or use tensorrt-rtx"
         )
-    trt = load_library(backend)
+    trt = load_library(backend, manifest.target.spec.dialect)
     gpus = find_gpus()
     if not library.is_portable and not gpus:
         raise BackendError(
@@ -103,7 +104,7 @@ def build(
         jobs = _jobs(manifest, has_decode_profile)
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         record = BuildRecord(
             RECORD_VERSION,
             __version__,
@@ -119,7 +120,7 @@ def build(
     return record
 
 
-def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
+def _jobs(manifest: Manifest, has_decode_profile: bool | None) -> list[_Job]:
     """The models, then their samplers. Samplers that two models share are built once."""
     jobs: dict[str, _Job] = {}
     samplers: dict[str, _Job] = {}
@@ -127,7 +128,10 @@ def _jobs(manifest: Manifest, has_decode_profile: bool) -> list[_Job]:
         if entry is None:
             continue
         contract = model_contract(entry.spec)
-        profiles = profiles_of(contract, has_decode_profile)
+        has_decode = has_decode_profile
+        if has_decode is None:
+            has_decode = wants_decode(role, entry.spec, entry.bytes_per_pass)
+        profiles = profiles_of(contract, has_decode)
         jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles)
         for name, graph in entry.samplers.items():
             # A draft's chunk may be wider than the target's; a sampler serves both.

@@ -55,6 +55,11 @@ class Pass:
         if missing:
             raise BackendError(f"{self._name}: {', '.join(missing)} has no shape; report this model")
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether it runs as a CUDA graph."""
+        return self._graph is not None
+
     def enqueue(self) -> None:
         """Enqueue one run. The first is without a graph, since the library initializes in it."""
         if self._graph is not None:
@@ -63,14 +68,14 @@ class Pass:
         if self._is_kept and self._num_runs == 1:
             self._check_allocations()
         if self._captures and self._num_runs == 1:
-            self._graph = self._device.api.capture(self._run)
+            self._graph = self._device.api.capture(self.run)
             if self._graph is not None:
                 self._device.api.launch(self._graph)
                 return
             self._captures = False
             self._warn("it cannot be captured as a CUDA graph, and runs without one")
         self._num_runs += 1
-        self._must(self._run(), "running it")
+        self._must(self.run(), "running it")
 
     def _check_allocations(self) -> None:
         """Warn if a pass allocates memory. Only TensorRT-RTX reports that."""
@@ -82,7 +87,8 @@ class Pass:
     def _warn(self, line: str) -> None:
         warnings.warn(f"{self._name}: {line}", stacklevel=2)
 
-    def _run(self) -> bool:
+    def run(self) -> bool:
+        """Enqueue one run without a graph. Returns whether the library took it."""
         return bool(self._context.execute_async_v3(self._device.api.stream))
 
     def _must(self, done: Any, what: str) -> None:

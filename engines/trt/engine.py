@@ -1,13 +1,15 @@
 """TensorRT and TensorRT-RTX engines behind the interface; one file for both modules, chosen by the backend's name.
 
 Weights belong to an engine. A slot has a context for each (width, rows) that recurs, since a CUDA graph is captured
-with one context, and another one for all wide passes of a prompt. KV inputs and outputs have the same address.
+with one context, and another one for all wide passes of a prompt. KV inputs and outputs have the same address; where
+a contract swaps their buffers, there is a context for each of the two places.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from specrt.engines.contract import ROWS, WIDTH, Contract
 from specrt.engines.errors import BackendError, BundleError
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import Device, open_device
-from specrt.engines.interface import CUDA, Backend
+from specrt.engines.gpu.graphs import RoundGraphs
+from specrt.engines.interface import CUDA, KEPT_WIDTHS, Backend
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.trt.context import Pass, must
 from specrt.engines.trt.library import DTYPES, check_capability, deserialize, load_library
@@ -23,9 +26,6 @@ from specrt.engines.trt.network import make_logger
 from specrt.engines.trt.profiles import PREFILL
 from specrt.engines.trt.record import EngineEntry, build_command, check_build, engines_folder, record_from_bundle
 from specrt.engines.trt.runtime_cache import RuntimeCache
-
-# Passes up to this width keep a context. Wider ones are the rest of a prompt and share one.
-KEPT_WIDTHS = 16
 
 
 class TrtBackend(Backend):
@@ -39,12 +39,12 @@ class TrtBackend(Backend):
 
     def __init__(self, name: str, bundle: Path, threads: int | None = None) -> None:
         self.name, self.bundle = name, bundle
-        self.trt = load_library(name)
+        manifest = manifest_from_bundle(bundle)
+        self.trt = load_library(name, manifest.target.spec.dialect)
         self.record = record_from_bundle(bundle, name)
         self.gpu: Device = open_device()
         capability = self.gpu.api.compute_capability
         check_capability(name, self.trt, capability)
-        manifest = manifest_from_bundle(bundle)
         for line in check_build(bundle, manifest, self.record, self.trt.__version__, capability):
             warnings.warn(line, stacklevel=2)
         self.logger = make_logger(self.trt)
@@ -58,6 +58,15 @@ class TrtBackend(Backend):
     @property
     def fix(self) -> str:
         return f"build them again with '{build_command(self.bundle, self.name)}'"
+
+    @property
+    def cache_path(self) -> Path | None:
+        """See ``specrt.engines.interface.Backend``. Only TensorRT-RTX compiles kernels when it runs."""
+        return self.cache.path
+
+    def save_cache(self) -> None:
+        """See ``specrt.engines.interface.Backend``."""
+        self.cache.save()
 
     def load(self, graph: str, contract: Contract, threads: int | None = None) -> TrtEngine:
         """See ``specrt.engines.interface.Backend.load``. Threads of the host are not used."""
@@ -104,7 +113,7 @@ class TrtEngine:
             dtype, shape = engine.get_tensor_dtype(name).name, tuple(engine.get_tensor_shape(name))
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             on_device = engine.get_tensor_location(name) == trt.TensorLocation.DEVICE
-            alias = None if is_input else engine.get_aliased_input_tensor(name) or None
+            alias = None if is_input else _alias_of(engine, name)
             found[name] = (is_input, DTYPES.get(dtype, dtype), shape, on_device, alias)
         expected = {}
         for is_input, tensors in ((True, self.contract.inputs), (False, self.contract.outputs)):
@@ -148,28 +157,32 @@ class TrtEngine:
         backend, trt = self.backend, self.backend.trt
         backend.logger.errors.clear()
         user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        captures = is_kept and backend.uses_graphs
-        if hasattr(trt, "CudaGraphStrategy"):  # TensorRT-RTX captures graphs itself
-            settings = self._settings(user_managed, is_kept, captures)
-            context, captures = self._engine.create_execution_context(settings), False
-        else:
-            context = self._engine.create_execution_context(user_managed)
+        is_rtx = hasattr(trt, "CudaGraphStrategy")
+        how = self._settings(user_managed, is_kept) if is_rtx else user_managed
+        context = self._engine.create_execution_context(how)
         must(context, f"{self.name}: opening a context", backend.logger)
-        made = Pass(context, backend.gpu, backend.logger, self.name, captures, is_kept)
+        made = Pass(context, backend.gpu, backend.logger, self.name, is_kept and backend.uses_graphs, is_kept)
         made.bind(profile, self._engine.device_memory_size_v2, addresses)
         return made
 
-    def _settings(self, user_managed: Any, is_kept: bool, captures: bool) -> Any:
+    def _settings(self, user_managed: Any, is_kept: bool) -> Any:
         """Kernels for the shapes of a kept pass are compiled at its first run, not in the background. Otherwise
-        they would be replaced during a generation, and its logits would depend on timing."""
+        they would be replaced during a generation, and its logits would depend on timing. Graphs are ours: those that
+        TensorRT-RTX captures by itself would collide with the capture of a round."""
         trt = self.backend.trt
         settings = self._engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(user_managed)
         graphs, kernels = trt.CudaGraphStrategy, trt.DynamicShapesKernelSpecializationStrategy
-        settings.cuda_graph_strategy = graphs.WHOLE_GRAPH_CAPTURE if captures else graphs.DISABLED
+        settings.cuda_graph_strategy = graphs.DISABLED
         settings.dynamic_shapes_kernel_specialization_strategy = kernels.EAGER if is_kept else kernels.NONE
         self.backend.cache.attach(settings)
         return settings
+
+
+def _alias_of(engine: Any, name: str) -> str | None:
+    """The input whose memory an output shares. TensorRT before 10.15 has no such outputs."""
+    find = getattr(engine, "get_aliased_input_tensor", None)
+    return None if find is None else find(name) or None
 
 
 class TrtBinding(DeviceBinding):
@@ -177,29 +190,45 @@ class TrtBinding(DeviceBinding):
 
     def __init__(self, engine: TrtEngine, shared: Mapping[str, Any]) -> None:
         self._engine = engine
-        self._kept: dict[tuple[int, int], Pass] = {}
-        self._wide: dict[int, Pass] = {}
+        self._kept: dict[tuple[int, int, int], Pass] = {}
+        self._wide: dict[tuple[int, int], Pass] = {}
         super().__init__(engine.backend.gpu, engine.contract, shared)
+        self._rounds = RoundGraphs(self.device)
+
+    def together(self) -> AbstractContextManager[None]:
+        """See ``specrt.engines.interface.Binding.together``."""
+        is_fixed = not self.contract.swaps  # a larger graph would have to be captured for each place of the cache
+        return self._rounds.together() if is_fixed and self._engine.backend.uses_graphs else nullcontext()
+
+    def can_capture(self, width: int, rows: int) -> bool:
+        """Whether such a pass has been captured alone, so that its first run is over and nothing in it forbids that."""
+        made = self._kept.get((width, rows, self.turn))
+        return made is not None and made.is_captured
+
+    def enqueue_captured(self, width: int, rows: int) -> bool:
+        """See ``DeviceBinding.enqueue_captured``."""
+        return self._kept[width, rows, self.turn].run()
 
     def _launch(self, width: int, rows: int) -> None:
-        (self._kept.get((width, rows)) or self._prepared(width, rows)).enqueue()
+        (self._kept.get((width, rows, self.turn)) or self._prepared(width, rows)).enqueue()
 
     def _prepared(self, width: int, rows: int) -> Pass:
         engine, profile = self._engine, self._engine.profile_for(width, rows)
         is_kept = engine.is_kept(width, rows)
-        found = None if is_kept else self._wide.get(profile)
+        found = None if is_kept else self._wide.get((profile, self.turn))
         if found is None:
             tensors = (*engine.contract.inputs, *engine.contract.outputs)
             found = engine.new_pass(profile, {tensor.name: self.address(tensor) for tensor in tensors}, is_kept)
         found.shape(self.shapes(width, rows))
         if is_kept:
-            self._kept[width, rows] = found
+            self._kept[width, rows, self.turn] = found
         else:
-            self._wide[profile] = found
+            self._wide[profile, self.turn] = found
         return found
 
     def _release(self) -> None:
         self.device.wait()
+        self._rounds.close()
         for made in (*self._kept.values(), *self._wide.values()):
             made.close()
         self._kept.clear()

@@ -11,12 +11,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from specrt.engines.contract import STANDARD_22_DIALECT, STANDARD_DIALECT
+from specrt.engines.dialects import oldest_version
 from specrt.engines.errors import BackendError, one_line
 
 
 @dataclass(frozen=True)
 class Library:
-    """A module, and its oldest version that has all of ``NEEDED``.
+    """A module, and its oldest version for the dialect ``standard``.
 
     ``is_portable``: engines can be built without a GPU, for given compute capabilities.
     """
@@ -32,15 +34,18 @@ LIBRARIES = {
     "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15'", "10.15", False),
 }
 
-# Names that specrt needs and some versions lack. A version is accepted if it has all of them.
-NEEDED = (
-    "LayerType.KV_CACHE_UPDATE",
-    "LayerType.ATTENTION_INPUT",
-    "IAttentionInputLayer.attention",
-    "ICudaEngine.get_aliased_input_tensor",
-    "ICudaEngine.device_memory_size_v2",
-    "ExecutionContextAllocationStrategy.USER_MANAGED",
-)
+# Names that a dialect needs and some versions lack. A version is accepted if it has all of them.
+_MEMORY_OF_THE_CALLER = ("ICudaEngine.device_memory_size_v2", "ExecutionContextAllocationStrategy.USER_MANAGED")
+NEEDED = {
+    STANDARD_DIALECT: (
+        "LayerType.KV_CACHE_UPDATE",
+        "LayerType.ATTENTION_INPUT",
+        "IAttentionInputLayer.attention",
+        "ICudaEngine.get_aliased_input_tensor",
+        *_MEMORY_OF_THE_CALLER,
+    ),
+    STANDARD_22_DIALECT: _MEMORY_OF_THE_CALLER,
+}
 
 OTHER_GPUS = "TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there"
 
@@ -55,8 +60,11 @@ def library_of(backend: str) -> Library:
     return LIBRARIES[backend]
 
 
-def load_library(backend: str) -> Any:
-    """The imported module. Raises ``BackendError`` when it is missing, cannot be loaded, or lacks one of ``NEEDED``."""
+def load_library(backend: str, dialect: str = STANDARD_DIALECT) -> Any:
+    """The imported module of ``backend``.
+
+    Raises ``BackendError`` when it is missing, cannot be loaded, or lacks a name that ``dialect`` needs.
+    """
     library = library_of(backend)
     if importlib.util.find_spec(library.module) is None:
         raise BackendError(f"backend {backend}: {library.module} is not installed; {library.install}")
@@ -67,19 +75,26 @@ def load_library(backend: str) -> Any:
         raise BackendError(
             f"backend {backend}: {library.module} cannot be loaded ({reason}); {library.install}"
         ) from error
-    check_features(backend, module)
+    check_features(backend, module, dialect)
     return module
 
 
-def check_features(backend: str, module: Any) -> None:
-    """Raise ``BackendError`` unless ``module`` has all of ``NEEDED``."""
+def check_features(backend: str, module: Any, dialect: str = STANDARD_DIALECT) -> None:
+    """Raise ``BackendError`` unless ``module`` has all that ``dialect`` needs."""
     library = library_of(backend)
-    missing = [name for name in NEEDED if not _has(module, name)]
-    if missing:
-        raise BackendError(
-            f"backend {backend}: {library.module} {module.__version__} has no {missing[0]}, which a KV cache that is "
-            f"updated in place needs; expected {library.oldest} or later; {library.install}"
-        )
+    missing = [name for name in NEEDED[dialect] if not _has(module, name)]
+    if not missing:
+        return
+    oldest, older = library.oldest, ""
+    if dialect != STANDARD_DIALECT:
+        oldest = oldest_version(dialect)
+    elif not any(not _has(module, name) for name in NEEDED[STANDARD_22_DIALECT]):
+        number = ".".join(module.__version__.split(".")[:2])
+        older = f", or export the bundle with --tensorrt-version {number}"
+    raise BackendError(
+        f"backend {backend}: {library.module} {module.__version__} has no {missing[0]}, which a bundle of the dialect "
+        f"{dialect} needs; expected {oldest} or later; {library.install}{older}"
+    )
 
 
 def _has(module: Any, name: str) -> bool:

@@ -90,10 +90,10 @@ def _differences(kind: str, found: list[Any], expected: tuple[TensorSpec, ...]) 
 
 
 def _cache_problems(trt: Any, layers: list[Any], contract: Contract) -> Iterator[str]:
-    """Each KV output must be a KV cache update of the input whose memory it shares."""
+    """Each KV output must be a KV cache update of the input whose memory it shares, and no other output may be one."""
     found = {}
     for layer in layers:
-        if layer.type == trt.LayerType.KV_CACHE_UPDATE:
+        if layer.type == getattr(trt.LayerType, "KV_CACHE_UPDATE", None):
             found[layer.get_output(0).name] = layer.get_input(0).name
     expected = {tensor.name: tensor.alias for tensor in contract.outputs if tensor.alias}
     for name in sorted(expected.keys() | found.keys()):
@@ -111,7 +111,7 @@ def allow_decomposition(trt: Any, network: Any) -> bool:
 
 def _attentions(trt: Any, layers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for layer in layers:
-        if layer.type == trt.LayerType.ATTENTION_INPUT:
+        if layer.type == getattr(trt.LayerType, "ATTENTION_INPUT", None):
             layer.__class__ = trt.IAttentionInputLayer  # the Python bindings return every layer as its base class
             yield layer.name, layer.attention
 

@@ -9,12 +9,11 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, UNDRAFTED, model_contract
+from specrt.engines.contract import STANDARD_DIALECTS, UNDRAFTED, model_contract
 from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress
-from specrt.exporter.heads.attention import attend_causally
 from specrt.exporter.heads.features import FittedHead
 from specrt.exporter.parity.precision import cast_weights, runnable
 from specrt.exporter.parity.reference import check_parity, save_reference
@@ -24,7 +23,7 @@ from specrt.exporter.quantization.blocks import quantize_matmuls, quantize_table
 from specrt.exporter.quantization.qdq import dequantize_weights
 from specrt.exporter.sharing import share_weights, write_own_weights
 from specrt.exporter.sources.fingerprint import fingerprint_of
-from specrt.exporter.sources.source import find_checkpoint
+from specrt.exporter.sources.source import find_checkpoint, licenses_at
 from specrt.exporter.tracing.trace import torch_dtype, trace_head
 
 GRAPH = "target/head.onnx"  # in the target's folder, since it may read the embedding in the target's file
@@ -66,10 +65,12 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
     plan = fitted.plan
     progress.step("draft: comparing with the torch head")
     is_quantized = plan.quantization != "none" or plan.target_quantization != "none"
-    with runnable(folder / GRAPH, plan.spec) as (graph, spec):
+    with runnable(folder / GRAPH, plan.spec, is_quantized) as (graph, spec):
         parity = check_parity(graph, spec, ids, written.expected, available_cores(), is_quantized, fitted.features)
     (folder / "draft").mkdir()
     save_reference(folder / "draft" / "reference.npz", ids, written.expected, fitted.features)
+    for name, content in licenses_at(plan.source, plan.revision).items():
+        (folder / "draft" / name).write_bytes(content)
     contract = model_contract(plan.spec)
     return ModelEntry(
         source=plan.source,
@@ -87,6 +88,12 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         samplers=samplers,
         quantization=plan.quantization,
     )
+
+
+def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Each pair attends to itself and to those before it. Shapes as in ``module.Attend``."""
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def _expected_logits(fitted: FittedHead, ids: Array) -> Array:
@@ -109,11 +116,11 @@ def _quantize(graph: ir.Model, fitted: FittedHead) -> None:
     """Quantize the matmuls, ``lm_head`` with 8 bits; a table that is the target's is stored as the target's is."""
     plan = fitted.plan
     is_table_quantized = (plan.target_quantization if fitted.has_target_table else plan.quantization) != "none"
-    if plan.spec.dialect == STANDARD_DIALECT:  # an engine has weights of its own
+    if plan.spec.dialect in STANDARD_DIALECTS:  # an engine has weights of its own
         if plan.quantization != "none":
             dequantize_weights(graph, plan.quantization, plan.loaded.config.draft_vocab_size)
         return
     if plan.quantization != "none":
-        quantize_matmuls(graph, plan.quantization, plan.loaded.config.draft_vocab_size)
+        quantize_matmuls(graph, plan.quantization, plan.loaded.config.draft_vocab_size, plan.block_size)
     if is_table_quantized:
         quantize_tables(graph)

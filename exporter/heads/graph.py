@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -41,6 +43,8 @@ def kv_layer_of(config: HeadConfig) -> KVLayer:
 
 class HeadModule(torch.nn.Module):
     """A head with the contract's inputs and outputs as its signature. Its logits are over the target's ids."""
+
+    columns: torch.Tensor
 
     def __init__(self, head: Head, spec: ModelSpec) -> None:
         super().__init__()
@@ -118,7 +122,7 @@ class _Nodes:
         self._model.graph.register_initializer(value)
         return value
 
-    def normalized(self, rows: ir.Value, norm: torch.nn.Module) -> ir.Value:
+    def normalized(self, rows: ir.Value, norm: Any) -> ir.Value:
         """RMSNorm in fp32, as ``LlamaRMSNorm`` computes it."""
         (wide,) = self.add("Cast", [rows], {"to": int(ir.DataType.FLOAT)})
         (square,) = self.add("Mul", [wide, wide], {})

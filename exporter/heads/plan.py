@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specrt.engines.contract import ITEM_BYTES, STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ITEM_BYTES, STANDARD_DIALECTS, ModelSpec
 from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.heads.config import FcNorm
@@ -31,6 +31,7 @@ class HeadPlan:
     quantization: str
     target_quantization: str
     is_named: bool
+    block_size: int | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -43,8 +44,8 @@ class HeadPlan:
         num_weights = sum(tensor.numel() for tensor in self.loaded.tensors.values())
         if self.quantization == "none":
             return num_weights * ITEM_BYTES[self.spec.dtype]
-        rows = LAYOUTS if self.spec.dialect == STANDARD_DIALECT else QUANTIZATIONS
-        return int(num_weights * rows[self.quantization].bytes_per_weight)
+        rows = LAYOUTS if self.spec.dialect in STANDARD_DIALECTS else QUANTIZATIONS
+        return int(num_weights * rows[self.quantization].bytes_per_weight(ITEM_BYTES[self.spec.dtype]))
 
     @property
     def slot_bytes(self) -> int:
@@ -84,12 +85,13 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
         options.draft_quantize,
         target.quantization,
         bool(options.taps or options.norm),
+        options.block_size,
     )
 
 
 def _named(loaded: LoadedHead, norm: Sequence[str]) -> LoadedHead:
     """``loaded`` with exactly the norms of ``norm``. Raises ``UsageError`` for one whose tensors the head lacks."""
-    fc_norm = next((_FC_NORMS[word] for word in norm if word in _FC_NORMS), "none")
+    fc_norm: FcNorm = next((_FC_NORMS[word] for word in norm if word in _FC_NORMS), "none")
     stored = stored_norms(loaded.tensors)
     if fc_norm not in ("none", stored):
         raise UsageError(f"--norm {' --norm '.join(norm)}: the head has the tensors of fc_norm {stored}; leave it out")

@@ -9,7 +9,7 @@ import torch
 
 from specrt.exporter.heads.scoring import Text
 
-NUM_TEXTS, NUM_TOKENS = 8, 80
+NUM_TEXTS, NUM_TOKENS = 8, 64
 _REQUEST = "Write about anything you like."
 
 

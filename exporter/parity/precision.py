@@ -11,11 +11,11 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ONNXRUNTIME_DIALECT, ModelSpec
 from specrt.engines.interface import Array
 from specrt.engines.progress import Progress
 from specrt.exporter.parity.fp32_copy import widen
-from specrt.exporter.parity.reference import reference_logits
+from specrt.exporter.parity.reference import reference_logits, wider
 from specrt.exporter.tracing.longrope import fixed_longrope, longrope_note
 
 FLOAT16_MAX = 65504.0
@@ -32,8 +32,8 @@ def expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress)
     """The logits [N, V] f32 of the torch model over ``ids`` that the graph is compared with.
 
     In bf16 they are computed in fp32, on the weights as rounded to bf16, since only the graph's fp32 copy runs on the
-    CPU. Raises ``ParityError`` when they are not finite; ``progress`` gets a line when activations of a TensorRT bundle
-    come close to the largest fp16 value, and when short texts are rotated otherwise than in transformers.
+    CPU. Raises ``ParityError`` when they are not finite; ``progress`` gets a line when activations come close to the
+    largest fp16 value, and when short texts are rotated otherwise than in transformers.
     """
     if line := longrope_note(model, spec.max_seq_len):
         progress.note(line)
@@ -48,12 +48,12 @@ def _expected_logits(model: Any, spec: ModelSpec, ids: Array, progress: Progress
         cast_weights(model, torch.bfloat16)
         return logits
     logits = reference_logits(model, ids, spec.dialect)
-    if spec.dialect == STANDARD_DIALECT:
+    if spec.dtype == "float16":
         largest = largest_activation(model, ids)
         if largest > FLOAT16_MAX / _HEADROOM:
             progress.note(
                 f"activations reach {largest:.0f} on the reference text and fp16 ends at {FLOAT16_MAX:.0f}: "
-                "other texts may overflow; --dtype bf16 has room"
+                f"other texts may overflow on a GPU; {wider(spec.dialect)} has room"
             )
     return logits
 
@@ -79,9 +79,13 @@ def largest_activation(model: Any, ids: Array) -> float:
 
 
 @contextmanager
-def runnable(graph: Path, spec: ModelSpec) -> Iterator[tuple[Path, ModelSpec]]:
-    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or for bf16 its temporary fp32 copy."""
-    if spec.dtype != "bfloat16":
+def runnable(graph: Path, spec: ModelSpec, is_quantized: bool = False) -> Iterator[tuple[Path, ModelSpec]]:
+    """A graph and its spec for ONNX Runtime's CPU provider: ``graph``, or its temporary fp32 copy.
+
+    bf16 needs the copy. Quantized fp16 is for CUDA, whose kernels add in other places than the CPU's do.
+    """
+    is_for_cuda = is_quantized and (spec.dialect, spec.dtype) == (ONNXRUNTIME_DIALECT, "float16")
+    if spec.dtype != "bfloat16" and not is_for_cuda:
         yield graph, spec
         return
     copy = graph.with_name("fp32.onnx")

@@ -13,7 +13,7 @@ from specrt.engines.contract import (
     FEATURES,
     LOGITS,
     ONNXRUNTIME_DIALECT,
-    STANDARD_DIALECT,
+    STANDARD_DIALECTS,
     UNDRAFTED,
     ModelSpec,
     model_contract,
@@ -27,7 +27,6 @@ NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
 MAX_FEATURE_ERROR = 0.5  # of their norm, for quantized weights; those of another layer are further away
-_WIDER = {ONNXRUNTIME_DIALECT: "--dtype fp32", STANDARD_DIALECT: "--dtype bf16"}  # the dtype that overflows less
 STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
@@ -60,10 +59,15 @@ def reference_logits(model: Any, ids: Array, dialect: str = ONNXRUNTIME_DIALECT)
     for _ in range(4):
         previous, logits = logits, whole_logits(model, ids)
         if not np.isfinite(logits).all():
-            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {_WIDER[dialect]}")
+            raise ParityError(f"the model's own logits in {model.dtype} are not finite; export in {wider(dialect)}")
         if np.array_equal(previous, logits):
             return logits
     raise ParityError("the torch model's logits differ in every pass, so no graph can be compared with them")
+
+
+def wider(dialect: str) -> str:
+    """The option for the dtype that overflows less."""
+    return "--dtype bf16" if dialect in STANDARD_DIALECTS else "--dtype fp32"
 
 
 def whole_logits(model: Any, ids: Array) -> Array:
@@ -79,7 +83,7 @@ def save_reference(path: Path, ids: Array, logits: Array, features: Array | None
     ``features`` [N, H] are those that a head reads.
     """
     positions = np.array(STORED_POSITIONS, np.int64)
-    read = {} if features is None else {"features": features}
+    read: dict[str, Any] = {} if features is None else {"features": features}
     np.savez(path, ids=ids, positions=positions, logits=logits[positions], **read)
 
 
@@ -101,7 +105,7 @@ def check_parity(
     found = graph_outputs(graph, spec, ids, threads, is_quantized, features if spec.reads_features else None)
     got = found[LOGITS]
     if not np.isfinite(got).all():
-        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {_WIDER[spec.dialect]}")
+        raise ParityError(f"{graph.name}: logits in {spec.dtype} are not finite; export in {wider(spec.dialect)}")
     known = expected[0] > UNDRAFTED
     if not np.array_equal(got[:, ~known], expected[:, ~known]):
         raise ParityError(f"{graph.name}: logits of ids outside the draft vocabulary; please report this head")

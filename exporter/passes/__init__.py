@@ -6,7 +6,8 @@ import onnx_ir as ir
 from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
 from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
-from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import STANDARD_DIALECTS, ModelSpec
+from specrt.exporter.passes.cache_reads import reshape_cache_reads
 from specrt.exporter.passes.experts import lay_out_experts, pair_rows
 from specrt.exporter.passes.linear import unify_linears
 from specrt.exporter.passes.lm_head import read_tied_table
@@ -22,8 +23,8 @@ def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     """
     unify_linears(model)
     pair_rows(lay_out_experts(model))
-    if spec.dialect == STANDARD_DIALECT:
-        return read_tied_table(drop_round_trips(model))
+    if spec.dialect in STANDARD_DIALECTS:
+        return reshape_cache_reads(read_tied_table(drop_round_trips(model)))
     fuse_rms_normalization(model)
     fuse_skip_rms_normalization(model)
     fold_rotary(model, spec.capacity)

@@ -1,7 +1,8 @@
 """Weights in blocks of 8 or 4 bits: every matmul with a stored weight, the tied head and the embedding table.
 
 MatMul(x, W [K, N])              -> MatMulNBits(x, blocks [N, B, bytes], scales, zero points)
-                                    in 4 bits, where blocks have offsets, x is followed by the sums of its blocks
+                                    in 4 bits, where blocks have offsets, x is followed by the sums of its blocks;
+                                    in fp16 by zeros, too, up to a K that CUDA's kernels take
 Gemm(x, table [V, H], transB=1)  -> the same, and Gather(table, ids) dequantizes the rows it looks up
 Gather(table, ids), not tied     -> the same, from the table's own blocks
 
@@ -14,7 +15,7 @@ Blocks are quantized one weight at a time while the graph is written: 8 bits by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -39,12 +40,15 @@ class Quantization:
     block_size: int
     has_zero_points: bool
 
-    @property
-    def bytes_per_weight(self) -> float:
-        """Scales (and zero points) included."""
+    def bytes_per_weight(self, scale_bytes: int = 4) -> float:
+        """Scales of ``scale_bytes`` each (and zero points) included."""
         if self.block_size == 0:
             return self.bits / 8
-        return self.bits / 8 + (4 + self.has_zero_points * self.bits / 8) / self.block_size
+        return self.bits / 8 + (scale_bytes + self.has_zero_points * self.bits / 8) / self.block_size
+
+    def in_blocks_of(self, size: int | None) -> Quantization:
+        """The same with other blocks; None, and a layout without blocks, change nothing."""
+        return replace(self, block_size=size) if size and self.block_size else self
 
 
 # Blocks of 32: with 128, SmolLM2's passes of 2 and of 9 rows differed in bits, and reproducible text needs equal ones.
@@ -54,33 +58,45 @@ QUANTIZATIONS = {
     "int4": Quantization(4, 32, True),
 }
 TABLE = QUANTIZATIONS["int8"]
+# Of MatMulNBits: the CPU provider takes 16 to 256, CUDA's kernels for prefills 32, 64 and 128 (matmul_nbits.cc).
+BLOCK_SIZES = (32, 64, 128)
 WORTH_OFFSETS = 0.5  # a weight gets offsets when at least this share of its blocks is on a 4-bit grid
 _OF_OFFSETS = 0.02  # ... and more than this share is on a grid whose offset is not zero
-ACCURACY_LEVEL = 4  # the kernels round activations to int8; set explicitly, so that defaults do not matter
+CUDA_COLUMNS = 8  # its kernels for few rows take multiples of this as N and K; for others the weight is widened first
+# By the dtype of activations; set explicitly, so that defaults do not matter. 4: the kernels of CPUs round activations
+# to int8. CUDA's kernels ignore it and round nothing, so fp16, which is for them, is computed as they do: 0.
+ACCURACY_LEVEL = {ir.DataType.FLOAT: 4, ir.DataType.FLOAT16: 0}
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Initializers of a quantized weight [N, K]. With offsets, ``K`` includes one more column for each block."""
+    """Initializers of a quantized weight [N, K]. With offsets, ``K`` includes ``num_offsets`` more columns."""
 
     data: ir.Value  # [N, B, block bytes] u8
-    scales: ir.Value  # [N, B] f32
+    scales: ir.Value  # [N, B] of the weight's dtype
     zero_points: ir.Value | None  # [N, ceil(B * bits / 8)] u8
     num_rows: int
     num_columns: int
-    has_offsets: bool = False
+    num_offsets: int = 0
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Of scales, and so of activations."""
+        assert self.scales.dtype is not None
+        return self.scales.dtype
 
 
-def quantize_weights(model: ir.Model, name: str, vocab_size: int) -> ir.Model:
-    """Quantize all matmuls with a stored weight, and embedding tables, tied or not.
+def quantize_weights(model: ir.Model, name: str, vocab_size: int, block_size: int | None = None) -> ir.Model:
+    """Quantize all matmuls with a stored weight, and embedding tables, tied or not, in blocks of ``block_size``.
 
-    The head and the embedding table, which have a row for each of ``vocab_size`` ids, keep 8 bits, since they affect
-    every token. For the same reason routers stay in fp32. For experts see ``specrt.exporter.quantization.experts``.
+    The head and the embedding table, which have a row for each of ``vocab_size`` ids, keep 8 bits in the default
+    blocks, since they affect every token. For the same reason routers are not quantized. For experts see
+    ``specrt.exporter.quantization.experts``.
     """
-    return quantize_tables(model, quantize_matmuls(model, name, vocab_size))
+    return quantize_tables(model, quantize_matmuls(model, name, vocab_size, block_size))
 
 
-def quantize_matmuls(model: ir.Model, name: str, vocab_size: int) -> dict[str, _Blocks]:
+def quantize_matmuls(model: ir.Model, name: str, vocab_size: int, block_size: int | None = None) -> dict[str, _Blocks]:
     """The matmuls of ``quantize_weights``; returns the blocks of tied tables."""
     tables: dict[str, _Blocks] = {}
     scoring = routers(model)
@@ -90,7 +106,7 @@ def quantize_matmuls(model: ir.Model, name: str, vocab_size: int) -> dict[str, _
             continue
         is_table = node.op_type == "Gemm"
         num_rows = weight.shape[0 if is_table else 1]
-        quantization = QUANTIZATIONS[name]
+        quantization = QUANTIZATIONS[name].in_blocks_of(block_size)
         if quantization.block_size == 0 and not is_table:
             replace_node(model, node, integer_matmul(model, node))
             continue
@@ -120,7 +136,7 @@ def quantize_tables(model: ir.Model, tied: Mapping[str, _Blocks] | None = None) 
 
 
 def _matmul(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, quantization: Quantization) -> list[ir.Node]:
-    nodes = _with_block_sums(model, rows, blocks, quantization.block_size) if blocks.has_offsets else []
+    nodes = _with_block_sums(model, rows, blocks, quantization.block_size) if blocks.num_offsets else []
     left = nodes[-1].outputs[0] if nodes else rows
     inputs = [left, blocks.data, blocks.scales, *([blocks.zero_points] if blocks.zero_points else [])]
     attributes = {
@@ -128,7 +144,7 @@ def _matmul(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, quantizatio
         "N": blocks.num_rows,
         "bits": quantization.bits,
         "block_size": quantization.block_size,
-        "accuracy_level": ACCURACY_LEVEL,
+        "accuracy_level": ACCURACY_LEVEL[blocks.dtype],
     }
     return [*nodes, ir.node("MatMulNBits", inputs, attributes=attributes, domain="com.microsoft")]
 
@@ -141,11 +157,15 @@ def _with_block_sums(model: ir.Model, rows: ir.Value | None, blocks: _Blocks, si
     last = add_initializer(model, f"{name}.last", np.array([-1], np.int64))
     by_block = ir.node("Reshape", [rows, shape])  # [1, M, B, size]
     sums = ir.node("ReduceSum", [by_block.outputs[0], last], attributes={"keepdims": 0})  # [1, M, B]
-    return [by_block, sums, ir.node("Concat", [rows, sums.outputs[0]], attributes={"axis": -1})]
+    nodes = [by_block, sums]
+    if missing := blocks.num_offsets - (blocks.num_columns - blocks.num_offsets) // size:
+        ends = add_initializer(model, f"{name}.ends", np.array([0] * (2 * rank - 1) + [missing], np.int64))
+        nodes.append(ir.node("Pad", [sums.outputs[0], ends]))
+    return [*nodes, ir.node("Concat", [rows, nodes[-1].outputs[0]], attributes={"axis": -1})]
 
 
 def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
-    """Rows of a table in ``TABLE`` as fp32: (block - 128) * scale. [1, W] ids -> [1, W, H]"""
+    """Rows of a table in ``TABLE`` as (block - 128) * scale, in the scales' dtype. [1, W] ids -> [1, W, H]"""
     ids, name = gather.inputs[1], gather.name or "lookup"
 
     def constant(suffix: str, value: Array) -> ir.Value:
@@ -155,8 +175,9 @@ def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
     rows = ir.node("Gather", [blocks.data, ids])  # [1, W, B, block] u8
     scales = ir.node("Gather", [blocks.scales, ids])  # [1, W, B]
     wide = ir.node("Unsqueeze", [scales.outputs[0], last])
-    values = ir.node("Cast", [rows.outputs[0]], attributes={"to": ir.DataType.FLOAT})
-    centred = ir.node("Sub", [values.outputs[0], constant("zero", np.array(128, np.float32))])
+    values = ir.node("Cast", [rows.outputs[0]], attributes={"to": blocks.dtype})
+    zero = constant("zero", np.array(128, blocks.dtype.numpy()))
+    centred = ir.node("Sub", [values.outputs[0], zero])
     scaled = ir.node("Mul", [centred.outputs[0], wide.outputs[0]])
     flat = ir.node("Reshape", [scaled.outputs[0], constant("flat", np.array([0, 0, -1], np.int64))])
     ends = [constant("begin", np.array([0], np.int64)), constant("end", np.array([blocks.num_columns], np.int64)), last]
@@ -166,7 +187,8 @@ def _lookup(model: ir.Model, gather: ir.Node, blocks: _Blocks) -> list[ir.Node]:
 
 def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_first: bool) -> _Blocks:
     """Initializers computed when they are written. ``rows_first``: the weight is stored as [N, K], else as [K, N]."""
-    assert weight.const_value is not None
+    assert weight.const_value is not None and weight.dtype is not None
+    dtype, numpy_dtype = weight.dtype, weight.dtype.numpy()
     whole = _Weight(weight.const_value, quantization, rows_first)
     parts = LazyParts(whole.quantized)
     num_rows, num_columns = whole.shape
@@ -178,12 +200,12 @@ def _blocks(model: ir.Model, weight: ir.Value, quantization: Quantization, rows_
         return deferred_initializer(model, f"{name}.{suffix}", shape, dtype, lambda: ir.tensor(make()))
 
     data = deferred("data", (num_rows, num_blocks, size * bits // 8), ir.DataType.UINT8, parts.data)
-    scales = deferred("scales", (num_rows, num_blocks), ir.DataType.FLOAT, parts.scales)
+    scales = deferred("scales", (num_rows, num_blocks), dtype, lambda: parts.scales().astype(numpy_dtype))
     zero_points = None
     if quantization.has_zero_points:
         shape = (num_rows, -(-num_blocks * bits // 8))
         zero_points = deferred("zero_points", shape, ir.DataType.UINT8, parts.zero_points)
-    return _Blocks(data, scales, zero_points, num_rows, num_columns, whole.has_offsets)
+    return _Blocks(data, scales, zero_points, num_rows, num_columns, whole.num_offsets)
 
 
 class _Weight:
@@ -201,7 +223,9 @@ class _Weight:
         is_kept = on_grid >= WORTH_OFFSETS
         self.through_zero = is_kept and share_on_grid(weight, size, through_zero=True) >= on_grid - _OF_OFFSETS
         self.has_offsets = is_kept and not self.through_zero
-        self.shape = (rows, columns + (columns // quantization.block_size if self.has_offsets else 0))
+        multiple = CUDA_COLUMNS if tensor.dtype == ir.DataType.FLOAT16 else 1
+        self.num_offsets = -(-(columns // size) // multiple) * multiple if self.has_offsets else 0
+        self.shape = (rows, columns + self.num_offsets)
 
     def _by_row(self) -> Array:
         """[N, K]; a view where the memory layout allows it."""

@@ -53,7 +53,8 @@ def _quantized(model: ir.Model, node: ir.Node, name: str) -> ir.Node:
     layout = layout_of(name, (_shape(gate_up)[2], _shape(down)[2]))
     first, second = _Blocks.of(model, gate_up, layout), _Blocks.of(model, down, layout)
     attributes = {key: attribute.value for key, attribute in node.attributes.items()}
-    attributes |= {"expert_weight_bits": layout.bits, "accuracy_level": ACCURACY_LEVEL, "weights_prepacked": 0}
+    level = ACCURACY_LEVEL[ir.DataType.FLOAT]
+    attributes |= {"expert_weight_bits": layout.bits, "accuracy_level": level, "weights_prepacked": 0}
     if layout.block_size:
         attributes["block_size"] = layout.block_size
     inputs = [rows, logits, first.data, first.scales, gate_up_bias, second.data, second.scales, down_bias]

@@ -39,10 +39,9 @@ class Layout:
     bits: int
     block_size: int
 
-    @property
-    def bytes_per_weight(self) -> float:
-        """Includes scales of two bytes, except those of whole columns."""
-        return self.bits / 8 + (2 / self.block_size if self.block_size else 0)
+    def bytes_per_weight(self, scale_bytes: int = 2) -> float:
+        """Includes scales of ``scale_bytes`` each, except those of whole columns."""
+        return self.bits / 8 + (scale_bytes / self.block_size if self.block_size else 0)
 
 
 LAYOUTS = {"int8": Layout(8, 0), "int4": Layout(4, 32)}

@@ -80,6 +80,9 @@ def drafted_ids(g: GraphWriter) -> str:
 
 
 def row_numbers(g: GraphWriter, rows: str) -> str:
-    """0, 1, 2 ... for the rows of a tensor [R] of int64. [R] i64"""
-    ones = g.Add(g.Mul(rows, g.ints(0)), g.ints(1))
-    return str(g.Sub(g.CumSum(ones, g.const(0, "int64")), ones))
+    """0, 1, 2 ... for the rows of a tensor [R] of int64. [R] i64
+
+    Counted in float32: TensorRT 10.3's parser sums no integers.
+    """
+    ones = g.Add(g.Mul(g.Cast(rows, to=TensorProto.FLOAT), g.const([0.0])), g.const([1.0]))
+    return str(g.Cast(g.Sub(g.CumSum(ones, g.const(0, "int64")), ones), to=TensorProto.INT64))

@@ -85,14 +85,19 @@ class Source:
 
     def licenses(self) -> dict[str, bytes]:
         """Licence files by name; for a GGUF file without one, from its metadata. Raises ``SourceError``."""
-        names = [name for name in _LICENSES if not (Path(self.location) / name).is_dir()]
-        contents = {name: optional_bytes(self.location, name, self._wanted_revision) for name in names}
-        found = {name: content for name, content in contents.items() if content is not None}
+        found = licenses_at(self.location, self._wanted_revision)
         return found if found or self.gguf is None else self.gguf.license()
 
     @property
     def _wanted_revision(self) -> str | None:
         return self.revision or self.options.get("revision")
+
+
+def licenses_at(location: str, revision: str | None) -> dict[str, bytes]:
+    """Licence files of a folder or hub id, by name. Raises ``SourceError``."""
+    names = [name for name in _LICENSES if not (Path(location) / name).is_dir()]
+    contents = {name: optional_bytes(location, name, revision) for name in names}
+    return {name: content for name, content in contents.items() if content is not None}
 
 
 def find_source(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Source:

@@ -58,12 +58,14 @@ class ExpertsSite:
 class Tracing:
     """State of one forward pass. In an export ``inputs`` are the graph's by name and ``present`` collects KV outputs.
 
-    ``masks`` holds one mask per window, shared by its layers; ``experts`` has an entry for each layer with experts.
+    ``masks`` holds one mask per window, shared by its layers; ``slots`` where a pass writes, by the number of KV heads,
+    for graphs in which ScatterND writes; ``experts`` has an entry for each layer with experts.
     """
 
     dialect: str = ONNXRUNTIME_DIALECT
     inputs: Mapping[str, torch.Tensor] | None = None
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    slots: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     sites: dict[int, AttentionSite] = field(default_factory=dict)
     present: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

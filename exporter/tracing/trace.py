@@ -22,6 +22,7 @@ from specrt.engines.contract import (
     POSITION_IDS,
     ROW_INDICES,
     ROWS,
+    STANDARD_22_DIALECT,
     STANDARD_DIALECT,
     WIDTH,
     ModelSpec,
@@ -35,15 +36,19 @@ from specrt.exporter.heads.module import Head
 from specrt.exporter.heads.taps import tapped
 from specrt.exporter.passes.simplify import fold_weights, simplify
 from specrt.exporter.tracing.attention import IMPLEMENTATION, ContractCache, register
-from specrt.exporter.tracing.emission import STANDARD_OPSET
 from specrt.exporter.tracing.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
 from specrt.exporter.tracing.experts import register_experts
 from specrt.exporter.tracing.kinds import Records, record
 from specrt.exporter.tracing.longrope import fixed_longrope
 from specrt.exporter.tracing.stamping import CannotStamp, Stamp, marked
+from specrt.exporter.tracing.standard import STANDARD_22_OPSET, STANDARD_OPSET
 from specrt.exporter.tracing.state import Tracing, tracing
 
-_OPSETS = {ONNXRUNTIME_DIALECT: 20, STANDARD_DIALECT: STANDARD_OPSET}
+_OPSETS = {
+    ONNXRUNTIME_DIALECT: 20,
+    STANDARD_DIALECT: STANDARD_OPSET,
+    STANDARD_22_DIALECT: STANDARD_22_OPSET,
+}
 _TORCH_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "int32")}
 
 

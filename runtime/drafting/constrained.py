@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrt.runtime.drafting.drafters import Drafter, ModelDrafter
+from specrt.runtime.drafting.drafters import Drafter, ModelDrafter, NGramDrafter, NoDrafter
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.grammar import Constraint
+from specrt.runtime.settings import Settings
 
 
 class ConstrainedModelDrafter(ModelDrafter):
@@ -57,3 +58,9 @@ class ConstrainedDrafter:
     def rollback(self, num_committed: int) -> None:
         """See ``Drafter.rollback``."""
         self._drafter.rollback(num_committed)
+
+
+def certain_drafter(settings: Settings, constraint: Constraint | None) -> Drafter:
+    """An n-gram lookup or no draft, with the ids that the grammar forces."""
+    drafter = NGramDrafter() if settings.draft == "ngram" else NoDrafter()
+    return drafter if constraint is None else ConstrainedDrafter(drafter, constraint)

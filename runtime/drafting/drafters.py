@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 from specrt.engines.interface import Binding
@@ -77,7 +78,7 @@ class ModelDrafter:
     def propose(self, committed: Sequence[int], k: int) -> list[int]:
         """See ``Drafter.propose``."""
         pending = self.model.missing(committed)
-        if not self._can_feed(committed, pending):
+        if not pending or not self._can_feed(committed, pending):  # a head drafts after two tokens
             return []
         room = self.model.spec.max_seq_len - len(committed)
         return self._draft(committed, pending, min(k, room + 1))
@@ -114,12 +115,13 @@ class DeferredDrafter(ModelDrafter):
     """Drafts from a model on the target's device. The host does not wait for the ids; it reads them after verification.
 
     The constructor's ``sampler`` must not depend on drafted ids. The ids are kept in the memory of ``verdict``, a
-    sampler of the target.
+    sampler of the target. ``is_timed`` is set if ``last_ms`` is needed.
     """
 
     def __init__(self, model: KVCachedModel, sampler: DraftSampler, target_vocab_size: int, verdict: Binding) -> None:
         super().__init__(model, sampler, target_vocab_size)
         self._verdict = verdict
+        self.is_timed = False
         self._drafted: tuple[int, Sequence[int]] = (0, ())  # first position, ids
 
     def rollback(self, num_committed: int) -> None:
@@ -136,13 +138,17 @@ class DeferredDrafter(ModelDrafter):
     def _draft(self, committed: Sequence[int], pending: Sequence[int], k: int) -> list[int]:
         drafted, late = DeferredTokens(self._verdict), None
         self._drafted = (len(committed), drafted)
-        self.model.binding.mark(0)
-        for _ in range(k):
-            width, _ = self.model.feed(pending, 1, late)
-            self._sampler.draw(width, committed, drafted)
-            drafted.append(UNKNOWN)
-            pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
-        self.model.binding.mark(1)
+        binding = self.model.binding
+        if self.is_timed:
+            binding.mark(0)
+        with binding.together() if self.model.has_fixed_copies else nullcontext():
+            for _ in range(k):
+                width, _ = self.model.feed(pending, 1, late)
+                self._sampler.draw(width, committed, drafted)
+                drafted.append(UNKNOWN)
+                pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
+        if self.is_timed:
+            binding.mark(1)
         return drafted
 
 

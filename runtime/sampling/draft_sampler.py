@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specrt.engines.contract import TOKENS
-from specrt.engines.interface import Memory
+from specrt.engines.interface import Array, Memory
 from specrt.engines.samplers import DRAFT_PROBS, MATCH, MATCH_SAMPLED, PROBS, UNIFORMS
 from specrt.runtime.drafting.deferred import DeferredTokens
 from specrt.runtime.model import UNKNOWN
@@ -63,6 +63,8 @@ class DraftSampler:
             self._warps.append(Warp(samplers, settings, variant + step, {**replaced, **memory}))
             self._samplers.append(samplers.sampler(MATCH_SAMPLED, step, memory))
         self._random = samplers.host[UNIFORMS]  # [1, 3] f32
+        self._round, self._most_rows = -1, target.model.spec.max_rows
+        self._numbers: Array = self._random
 
     def put(self, token: int, drafted: Sequence[int]) -> None:
         """``token`` comes after ``drafted`` with probability one, without a pass."""
@@ -82,10 +84,7 @@ class DraftSampler:
         step = self._step(drafted)
         if self._uniforms is not None:
             self._warps[step].run(width, 1)
-            if self._by_position:
-                self._random[:] = self._uniforms.at_positions(len(committed) + len(drafted), 1)
-            else:
-                self._random[:] = self._uniforms.of_round(DRAFT, len(committed), len(drafted) + 1)[-1]
+            self._random[0] = self._numbers_of(self._uniforms, len(committed))[len(drafted)]
             self._samplers[0].upload(UNIFORMS)
             self._give(len(drafted))
         sampler = self._samplers[step]
@@ -94,6 +93,16 @@ class DraftSampler:
             drafted.take(sampler.memory[TOKENS])
             return UNKNOWN
         return int(sampler.read(TOKENS)[0][0])
+
+    def _numbers_of(self, uniforms: Uniforms, num_committed: int) -> Array:
+        """The random numbers of a round, made at once: one call for each id takes longer. [K + 1, 3] f32"""
+        if self._round != num_committed:
+            self._round = num_committed
+            if self._by_position:
+                self._numbers = uniforms.at_positions(num_committed, self._most_rows)
+            else:
+                self._numbers = uniforms.of_round(DRAFT, num_committed, self._most_rows)
+        return self._numbers
 
     def _step(self, drafted: Sequence[int]) -> int:
         """There is a sampler for each row of q, or one for all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any
@@ -117,6 +118,11 @@ class TextCodec:
             return data
         alone, twice = self.decode([token_id]), self.decode([token_id] * 2)
         return (twice.removeprefix(alone) or alone).encode()  # the first token of a text may lose its space
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Characters of the longest token, or somewhat more: a text has at least its length over this in tokens."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     @property
     def special_tokens(self) -> dict[str, int]:

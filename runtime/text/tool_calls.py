@@ -19,8 +19,9 @@ def tool_call_grammar(
     special_tokens: Mapping[str, int],
     name: str | None = None,
     otherwise: Sequence[str] = (),
+    several: bool = False,
 ) -> str:
-    """A Lark grammar (option ``grammar``) of one call: of tool ``name``, or of any of ``tools``.
+    """A Lark grammar (option ``grammar``) of one call, of tool ``name`` or of any of ``tools``; or of ``several``.
 
     ``form`` is one of ``FORMS``. ``tools`` are functions' schemas as for chat templates, ``special_tokens`` those of
     the tokenizer (``TextCodec.special_tokens``). Markers that are special tokens are generated as such; with option
@@ -30,7 +31,8 @@ def tool_call_grammar(
     """
     bodies, rules = _calls(form, tools, special_tokens, name)
     mark = _mark(FORMS[form].mark, special_tokens) if FORMS[form].mark else ""
-    return "\n".join([f"start: {' | '.join(['call', *otherwise])}", f"call: {mark} ({bodies})", *rules]) + "\n"
+    calls = FORMS[form].calls(mark, several, special_tokens)
+    return "\n".join([f"start: {' | '.join([calls, *otherwise])}", f"call: {bodies}", *rules]) + "\n"
 
 
 def strict_tool_grammar(form: str, tools: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, int]) -> str:
@@ -45,7 +47,8 @@ def strict_tool_grammar(form: str, tools: Sequence[Mapping[str, Any]], special_t
         text = f"TEXT: /(?s:.*)/ & ~/{_BEGIN_OF_JSON}(?s:.*)/"
         return "\n".join([f"start: {bodies} | TEXT", text, *rules]) + "\n"
     head = "head" if mark in special_tokens else "head[lazy]"  # lazy: up to the first marker
-    lines = ["start: (head call)* tail", "tail: TEXT", f"{head}: TEXT {_mark(mark, special_tokens)}"]
+    calls = FORMS[form].calls("", False, special_tokens)
+    lines = [f"start: (head {calls})* tail", "tail: TEXT", f"{head}: TEXT {_mark(mark, special_tokens)}"]
     return "\n".join([*lines, f"call: {bodies}", "TEXT: /(?s:.*)/", *rules]) + "\n"
 
 
@@ -90,23 +93,46 @@ def _hermes(function: _Function, special_tokens: Mapping[str, int]) -> str:
 
 
 def _mistral(function: _Function, special_tokens: Mapping[str, int]) -> str:
-    """Newer models have a token ``[ARGS]`` between name and arguments."""
+    """Newer models have a token ``[ARGS]`` between name and arguments, older ones write a list of objects."""
     if "[ARGS]" in special_tokens:
         return f"{_text(function[0])} {_mark('[ARGS]', special_tokens)} {function[1]}"
-    return f"{_text('[')} {_object(function, 'arguments')} {_text(']')}"
+    return _object(function, "arguments")
+
+
+def _hermes_calls(mark: str, several: bool, special_tokens: Mapping[str, int]) -> str:
+    return f"{mark} call" + (f" ({_text(chr(10))}? {mark} call)*" if several else "")
+
+
+def _mistral_calls(mark: str, several: bool, special_tokens: Mapping[str, int]) -> str:
+    if "[ARGS]" in special_tokens:
+        return f"({mark} call)+" if several else f"{mark} call"
+    return f"{mark} {_list(several)}"
+
+
+def _list(several: bool) -> str:
+    return '"[" call (", " call)* "]"' if several else '"[" call "]"'
 
 
 class _Form(NamedTuple):
-    """``mark`` begins each call; ``body`` gives the rule of the rest."""
+    """``mark`` begins a call. ``body`` gives the rule of a call after it, ``calls`` that of one call or of several."""
 
     mark: str
     body: Callable[[_Function, Mapping[str, int]], str]
+    calls: Callable[[str, bool, Mapping[str, int]], str]
 
 
 # By format
 FORMS: Mapping[str, _Form] = {
-    "hermes": _Form("<tool_call>", _hermes),
-    "mistral": _Form("[TOOL_CALLS]", _mistral),
-    "llama3_json": _Form("", lambda function, special_tokens: _object(function, "parameters")),
-    "json": _Form("", lambda function, special_tokens: _object(function, "arguments")),
+    "hermes": _Form("<tool_call>", _hermes, _hermes_calls),
+    "mistral": _Form("[TOOL_CALLS]", _mistral, _mistral_calls),
+    "llama3_json": _Form(
+        "",
+        lambda function, special_tokens: _object(function, "parameters"),
+        lambda mark, several, special_tokens: 'call ("; " call)*' if several else "call",
+    ),
+    "json": _Form(
+        "",
+        lambda function, special_tokens: _object(function, "arguments"),
+        lambda mark, several, special_tokens: f"call | {_list(several)}" if several else "call",
+    ),
 }

@@ -13,8 +13,8 @@ from tests.exports import Exports, made_once
 
 
 @pytest.fixture(scope="session")
-def noisy_bundle(exports: Exports) -> Path:
-    """A tiny target in fp16, and as its draft the same with some noise: accepted whole, in part, and not at all."""
+def noisy_draft(exports: Exports) -> Path:
+    """The tiny Llama with some noise: accepted by the tiny Llama whole, in part, and not at all."""
     target = exports.model()
 
     def save_noisy(folder: Path) -> None:
@@ -31,8 +31,14 @@ def noisy_bundle(exports: Exports) -> Path:
         model.save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)
 
-    draft = made_once(target.with_name("noisy"), save_noisy)
-    return exports.bundle(target, str(draft), K, max_seq_len=96, prefill_chunk=32, backend="tensorrt-rtx")
+    return made_once(target.with_name("noisy"), save_noisy)
+
+
+@pytest.fixture(scope="session")
+def noisy_bundle(exports: Exports, noisy_draft: Path) -> Path:
+    """The tiny Llama and ``noisy_draft`` in fp16."""
+    options = {"max_seq_len": 96, "prefill_chunk": 32, "backend": "tensorrt-rtx"}
+    return exports.bundle(exports.model(), str(noisy_draft), K, **options)
 
 
 @pytest.fixture(params=BACKENDS)

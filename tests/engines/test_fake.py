@@ -204,3 +204,23 @@ def test_shared_memory_that_does_not_fit_is_refused(rows: int) -> None:
         sampler.open({LOGITS: np.zeros((SPEC.max_rows, SPEC.vocab_size))})
     with pytest.raises(ValueError, match=rf"shared buffer logits: got float32\[{rows}, 64\]"):
         sampler.open({LOGITS: np.zeros((rows, SPEC.vocab_size), np.float32)})
+
+
+def test_ties_are_broken_at_random_where_a_test_asks_for_it() -> None:
+    """Any of the largest is chosen, none else; a seed repeats the choices; the model's logits stay as they are."""
+    tied = np.zeros((2, SPEC.vocab_size), np.float32)
+    tied[0, [3, 9, 20]] = tied[1, [5]] = 1.5
+
+    def drawn(ties: np.random.Generator | None) -> list[tuple[int, int]]:
+        sampler = FakeSampler(SPEC, ties=ties).open()
+        sampler.host[LOGITS][:2], sampler.host[ROW_INDICES][:2] = tied, [0, 1]
+        found = []
+        for _ in range(40):
+            sampler.run(2, 2)
+            found.append((int(sampler.host[TOKENS][0]), int(sampler.host[TOKENS][1])))
+            assert np.array_equal(sampler.host[LOGITS][:2], tied)
+        return found
+
+    assert set(drawn(None)) == {(3, 5)}
+    assert set(drawn(np.random.default_rng(1))) == {(3, 5), (9, 5), (20, 5)}
+    assert drawn(np.random.default_rng(1)) == drawn(np.random.default_rng(1))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Phi3Config
 
 import specrt
-from specrt.engines.contract import STANDARD_DIALECT, ModelSpec
+from specrt.engines.contract import ONNXRUNTIME_DIALECT, STANDARD_DIALECT, ModelSpec
 from specrt.engines.errors import (
     BackendError,
     ParityError,
@@ -78,11 +78,12 @@ def test_fp16_that_overflows_is_refused_for_tensorrt_and_bf16_holds(tmp_path: Pa
     export_tiny(target, tmp_path / "bundle", backend="tensorrt-rtx", dtype="bf16")
 
 
-def test_fp16_values_near_the_limit_are_reported() -> None:
+@pytest.mark.parametrize(("dialect", "wider"), [(STANDARD_DIALECT, "bf16"), (ONNXRUNTIME_DIALECT, "fp32")])
+def test_fp16_values_near_the_limit_are_reported(dialect: str, wider: str) -> None:
     progress = KeptProgress()
     model = AutoModelForCausalLM.from_config(tiny_llama_config(), dtype=torch.float16).eval()
     ids = np.arange(8)
-    spec = ModelSpec(320, 96, 100, 16, K + 1, "float16", (), STANDARD_DIALECT)
+    spec = ModelSpec(320, 96, 100, 16, K + 1, "float16", (), dialect)
     logits = expected_logits(model, spec, ids, progress)
     assert progress.notes == []
     assert np.abs(logits).max() <= largest_activation(model, ids) < FLOAT16_MAX / 2
@@ -90,7 +91,7 @@ def test_fp16_values_near_the_limit_are_reported() -> None:
         model.lm_head.weight.mul_(0.7 * FLOAT16_MAX / float(np.abs(logits).max()))
     expected_logits(model, spec, ids, progress)
     (note,) = progress.notes
-    assert "fp16 ends at 65504" in note and "--dtype bf16" in note
+    assert "fp16 ends at 65504" in note and f"--dtype {wider} has room" in note
 
 
 def test_overflow_in_fp16_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -99,7 +100,7 @@ texts = st.lists(
 
 
 @given(texts, st.sampled_from([1, 2]))
-def test_every_draft_is_that_of_a_computation_from_nothing(texts: list, min_width: int) -> None:
+def test_every_draft_is_that_of_a_computation_from_nothing(texts: list[Any], min_width: int) -> None:
     """Over accepted and rejected drafts, drafts of others, rounds without any, and reused prefixes."""
     slot = Slot(min_width)
     for share, following, has_draft, steps in texts:
@@ -132,6 +133,13 @@ def test_ids_without_draws_between_them_take_a_pass_each() -> None:
     for token in (9, 8):
         pairs.append((hidden_of(pairs), token))
     assert int(slot.head.read(LOGITS)[0][0].argmax()) == next_of(pairs)
+
+
+def test_a_text_of_one_token_has_no_pair() -> None:
+    slot = Slot()
+    slot.begin([5], has_draft=True)
+    assert slot.drafter is not None and slot.drafter.propose([5], 3) == []
+    assert slot.drafter.propose(slot.tokens, 3) == expected_draft(slot.tokens, 3)
 
 
 def test_a_pair_without_a_feature_is_refused() -> None:

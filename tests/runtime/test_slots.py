@@ -68,7 +68,7 @@ def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, model
         next(pieces)
     for pieces in reversed(streams):
         list(pieces)
-    asked = [([*LONG, 1], 24), ([*LONG[:12], 9, 9, 1], 14), ([8] * 9, 8), ([*LONG[:20], 2], 20), ([8, 8, 1], 2)]
+    asked = [([*LONG, 1], 24), ([*LONG[:12], 9, 9, 1], 14), ([8] * 9, 8), ([*LONG[:20], 2], 20), ([8, 8, 8, 1], 3)]
     for prompt, reused in asked:
         assert runtime.generate(prompt, max_new_tokens=1).stats.reused_prompt_tokens == reused
     assert num_slots(models) == [3, 3]
@@ -108,15 +108,22 @@ def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
 
 @pytest.mark.parametrize(
     ("held", "others", "is_taken"),
-    [(3, 97, False), (4, 97, True), (8, 97, True), (3, 3, True), (3, 4, False), (0, 97, False)],
+    [(30, 61, False), (30, 60, True), (90, 97, True), (1, 2, True), (1, 3, False), (0, 97, False)],
 )
-def test_a_few_tokens_in_common_do_not_cost_a_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
-    """Half of the prompt, less its last token, or half of what the slot holds must be shared."""
+def test_a_common_beginning_does_not_cost_a_long_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
+    """A third of what the slot holds must be kept."""
     pool = SlotPool(lambda: Held(0))
     idle_longest, other = Held(0), Held(held, others)
     pool.give_back(idle_longest)
     pool.give_back(other)
-    assert pool.take([1] * 9, 1) is (other if is_taken else idle_longest)
+    assert pool.take([1] * 99, 1) is (other if is_taken else idle_longest)
+
+
+def test_the_slot_that_was_idle_longest_may_lose_its_cache() -> None:
+    pool, slots = SlotPool(lambda: Held(0)), [Held(30, 97), Held(20, 97), Held(30, 30), Held(30, 30)]
+    for slot in slots:
+        pool.give_back(slot)
+    assert [pool.take([1] * 99, 1) for _ in slots] == [slots[0], slots[2], slots[3], slots[1]]
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------

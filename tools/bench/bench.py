@@ -68,7 +68,7 @@ def run_bench(
     skipped += _cuts(work, len(used), max(map(len, next(iter(answers.values())))))
     journal.finish()
     return Bench(
-        created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
         bundle=described(manifest),
         sources={role: entry.source for role, entry in _entries(manifest).items()},

@@ -21,7 +21,8 @@ def infer(binding: Binding, contract: Contract, feed: Mapping[str, Array]) -> di
         binding.write(name, _padded(values, specs[name], contract))
     width, rows = sizes.get(WIDTH, 1), sizes[ROWS]
     binding.run(width, rows)
-    outputs = [tensor for tensor in contract.outputs if tensor.alias is None]
+    cache = {written for written, _ in contract.swaps}
+    outputs = [tensor for tensor in contract.outputs if tensor.alias is None and tensor.name not in cache]
     found = binding.read(*(tensor.name for tensor in outputs))
     shapes = [tensor.resolve({**contract.limits, **sizes}) for tensor in outputs]
     return {

@@ -46,6 +46,9 @@ class FeatureLog:
         """See ``FeatureReader``."""
         self.rows[start : start + len(features)] = np.asarray(features)
 
+    def copy_features(self) -> None:
+        """Nothing to do: they were copied when taken."""
+
     def keep_features(self, num_kept: int) -> None:
         """Rows beyond are stale, and are overwritten before they are read."""
 

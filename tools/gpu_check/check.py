@@ -92,7 +92,7 @@ def gpu_check(
             outcomes.append(_outcome_of(experiment, kit, folder, reason, left))
     return Report(
         __version__,
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         f"{platform.system()} {platform.machine()}",
         platform.python_version(),
         dict(_versions()),

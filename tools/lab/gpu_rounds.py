@@ -2,7 +2,8 @@
 
 Measures plain decoding, the bundle's own drafts at each K, and v(M) of bare target passes. ``host`` is the time of a
 round without waiting: enqueueing, verifying, committing. ``launches`` is the time between two runs of bindings without
-a wait in between. If it is longer than a pass, the GPU idles.
+a wait in between. If it is longer than a pass, the GPU idles; in rounds that are launched as CUDA graphs it is what the
+host takes to prepare a pass.
 """
 
 from __future__ import annotations

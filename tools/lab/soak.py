@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,14 +26,13 @@ from typing import Any
 
 import click
 
-import specrt
 from specrt.engines.errors import SpecrtError
-from specrt.tools.lab.soak_clients import CLIENTS, Job, Server
+from specrt.tools.lab.soak_clients import CLIENTS, Server
+from specrt.tools.lab.soak_jobs import Job, jobs_of, with_tools
 from specrt.tools.terminal.failure import Tool
 
 MAX_CONCURRENCY, QUEUE_SIZE = 4, 16
 MAX_GROWTH = 0.02
-_PROMPTS = ("The quick brown fox", "def area(radius):", "In the morning the birds", "One, two, three", "Say hello.")
 
 
 @dataclass
@@ -62,24 +62,6 @@ class Report:
             "exit_code": self.exit_code,
             "problems": self.problems[:20],
         }
-
-
-def jobs_of(bundle: Path) -> list[Job]:
-    """Requests, each with the text that the library generates for it alone."""
-    ways: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 1.0, "seed": 11},
-        {"temperature": 0.8, "seed": 12, "top_p": 0.9},
-        {"temperature": 0, "presence_penalty": 0.5},
-    ]
-    jobs = []
-    with specrt.load(bundle) as runtime:
-        for number, prompt in enumerate(_PROMPTS):
-            for way in ways:
-                length = 8 + 9 * number
-                text = runtime.generate(prompt, max_new_tokens=length, reproducible=True, **way).text
-                jobs.append(Job({"prompt": prompt, "max_tokens": length, **way}, text))
-    return jobs
 
 
 def soak(bundle: Path, jobs: Sequence[Job], seconds: float, num_clients: int = 8, seed: int = 0) -> Report:
@@ -156,7 +138,9 @@ def _rss_mb(pid: int) -> float:
 @click.option("--seed", type=int, default=0, show_default=True)
 def main(bundle: Path, minutes: float, clients: int, seed: int) -> None:
     """Soak a server of BUNDLE, and print what happened as JSON."""
-    report = soak(bundle, jobs_of(bundle), 60 * minutes, clients, seed)
+    with tempfile.TemporaryDirectory(prefix="soak-", dir=bundle.resolve().parent) as folder:  # for hard links
+        served = with_tools(bundle, Path(folder) / "bundle")
+        report = soak(served, jobs_of(served), 60 * minutes, clients, seed)
     if report.growth > MAX_GROWTH:
         report.problems.append(f"the resident memory grew by {report.growth:.1%}")
     click.echo(json.dumps(report.as_dict(), indent=1))

@@ -12,15 +12,10 @@ from typing import Any
 
 import httpx
 
+from specrt.tools.lab.soak_jobs import CHAT, COMPLETIONS, Job, said
+
 _BUSY = (429,)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A body for ``/v1/completions``, and the text without other requests."""
-
-    body: Mapping[str, Any]
-    text: str
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +40,11 @@ class Server:
 
 def whole(server: Server, job: Job, chance: random.Random) -> str:
     """Reads an answer that is not streamed."""
-    response = httpx.post(f"{server.url}/v1/completions", json=dict(job.body), timeout=60)
+    response = httpx.post(server.url + job.path, json=dict(job.body), timeout=60)
     if response.status_code in _BUSY:
         return "busy"
-    return _compared(response.json()["choices"][0]["text"], job)
+    choice = response.json()["choices"][0]
+    return _compared(said(choice.get("message", choice)), job)
 
 
 def streamed(server: Server, job: Job, chance: random.Random) -> str:
@@ -69,14 +65,14 @@ def leaving_stream(server: Server, job: Job, chance: random.Random) -> str:
 def leaving_whole(server: Server, job: Job, chance: random.Random) -> str:
     """Disconnects before an answer that is not streamed."""
     with _connection(server) as connection:
-        connection.sendall(_request({**job.body, "max_tokens": 400, "ignore_eos": True}))
+        connection.sendall(_request(job.path, {**job.body, "max_tokens": 400, "ignore_eos": True}))
         time.sleep(chance.uniform(0, 0.1))
     return "left"
 
 
 def cut_body(server: Server, job: Job, chance: random.Random) -> str:
     """Disconnects in the middle of its request body."""
-    request = _request(job.body)
+    request = _request(job.path, job.body)
     with _connection(server) as connection:
         connection.sendall(request[: chance.randrange(1, len(request))])
         time.sleep(chance.uniform(0, 0.05))
@@ -86,7 +82,7 @@ def cut_body(server: Server, job: Job, chance: random.Random) -> str:
 def reset(server: Server, job: Job, chance: random.Random) -> str:
     """Resets its connection while the answer is sent."""
     connection = _connection(server)
-    connection.sendall(_request({**job.body, "stream": True}))
+    connection.sendall(_request(job.path, {**job.body, "stream": True}))
     time.sleep(chance.uniform(0, 0.1))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     connection.close()
@@ -96,24 +92,31 @@ def reset(server: Server, job: Job, chance: random.Random) -> str:
 def malformed(server: Server, job: Job, chance: random.Random) -> str:
     """Sends an invalid request, which must be refused."""
     data = json.dumps(dict(job.body)).encode()
-    choices = [
-        data[: chance.randrange(len(data))],
-        chance.randbytes(chance.randrange(1, 400)),
-        json.dumps({**job.body, "temperature": "warm"}).encode(),
-        json.dumps({**job.body, "unknown": 1}).encode(),
-        b"[" * 5000,
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    prompt: dict[str, Any] = {"prompt": "x"}
+    choices: list[tuple[str, bytes]] = [
+        (job.path, data[: chance.randrange(len(data))]),
+        (job.path, chance.randbytes(chance.randrange(1, 400))),
+        (job.path, json.dumps({**job.body, "temperature": "warm"}).encode()),
+        (job.path, json.dumps({**job.body, "unknown": 1}).encode()),
+        (job.path, b"[" * 5000),
+        (CHAT, json.dumps({"messages": [{"role": "user"}]}).encode()),
+        (CHAT, json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "x"}]}).encode()),
+        (COMPLETIONS, json.dumps({**prompt, "structured_outputs": {"regex": "("}}).encode()),
+        (COMPLETIONS, json.dumps({**prompt, "response_format": wrong}).encode()),
     ]
-    headers = {"content-type": "application/json"}
-    url = f"{server.url}/v1/completions"
-    response = httpx.post(url, content=chance.choice(choices), headers=headers, timeout=60)
+    path, content = chance.choice(choices)
+    response = httpx.post(server.url + path, content=content, headers=_JSON, timeout=60)
     return "refused" if response.status_code == 400 else f"failed: status {response.status_code}"
 
 
 def oversized(server: Server, job: Job, chance: random.Random) -> str:
     """Sends a prompt longer than the context, or a body that is too large."""
-    text = "fox " * chance.choice((3000, 2_000_000))
+    text = "fox " * chance.choice((20_000, 2_000_000))
+    message = {"role": "user", "content": text}
+    body = {"prompt": text} if job.path == COMPLETIONS else {"messages": [message]}
     try:
-        response = httpx.post(f"{server.url}/v1/completions", json={**job.body, "prompt": text}, timeout=60)
+        response = httpx.post(server.url + job.path, json=body, timeout=60)
     except httpx.TransportError:  # it closed the connection while the body was being sent
         return "refused"
     return "refused" if response.status_code in (400, 413) else f"failed: status {response.status_code}"
@@ -135,7 +138,7 @@ CLIENTS: dict[str, Client] = {
 
 def _read(server: Server, job: Job, pause_s: float, num_lines: int | None = None) -> str:
     text, body = "", {**job.body, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", server.url + job.path, json=body, timeout=60) as response:
         if response.status_code in _BUSY:
             return "busy"
         for number, line in enumerate(response.iter_lines()):
@@ -144,20 +147,23 @@ def _read(server: Server, job: Job, pause_s: float, num_lines: int | None = None
             if line == "data: [DONE]":
                 return _compared(text, job)
             if line:
-                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                text += said(choice.get("delta", choice))
                 time.sleep(pause_s)
     return "left" if num_lines is not None else "failed: the stream ended early"
 
 
 def _compared(text: str, job: Job) -> str:
-    return "same text" if text == job.text else f"differs: {dict(job.body)} gave {text!r}, expected {job.text!r}"
+    if text != job.text:
+        return f"differs: {dict(job.body)} gave {text!r}, expected {job.text!r}"
+    return "same text" if job.path == COMPLETIONS else "same structured text"
 
 
 def _connection(server: Server) -> socket.socket:
     return socket.create_connection((server.host, server.port), timeout=60)
 
 
-def _request(body: Mapping[str, Any]) -> bytes:
+def _request(path: str, body: Mapping[str, Any]) -> bytes:
     data = json.dumps(dict(body)).encode()
-    lines = ("POST /v1/completions HTTP/1.1", "Host: soak", "Content-Type: application/json")
+    lines = (f"POST {path} HTTP/1.1", "Host: soak", "Content-Type: application/json")
     return "\r\n".join((*lines, f"Content-Length: {len(data)}", "", "")).encode() + data

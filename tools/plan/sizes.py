@@ -126,7 +126,7 @@ def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
     table = blocks.TABLE if shape.dtype == "fp32" else qdq.TABLE
     if shape.quantize not in rows:
         raise UsageError(f"--quantize {shape.quantize}: expected none, {', '.join(rows)} with --dtype {shape.dtype}")
-    return rows[shape.quantize].bytes_per_weight, table.bytes_per_weight
+    return rows[shape.quantize].bytes_per_weight(), table.bytes_per_weight()
 
 
 def _scratch_bytes(spec: ModelSpec, text_config: Any, item_bytes: int) -> int:

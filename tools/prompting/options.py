@@ -82,8 +82,8 @@ _GENERATION = (
     generation_option("chat_template_name", metavar="NAME"),
 )
 _PLACE = (
-    click.option("--backend", help="One of the bundle's backends.  [default: its first]"),
-    click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; with a TensorRT backend cuda]"),
+    click.option("--backend", help="One of the bundle's, or onnxruntime-rtx for onnxruntime's.  [default: its first]"),
+    click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; cuda with all but onnxruntime]"),
     click.option("--draft-backend", help="The draft's.  [default: --backend]"),
     click.option("--draft-device", type=click.Choice(DEVICES), help="The draft's.  [default: --device]"),
     click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]"),

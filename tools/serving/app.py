@@ -7,25 +7,29 @@ from importlib import resources
 from typing import Any
 
 import anyio.to_thread
+from anyio import CapacityLimiter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.bodies import json_body
-from specrt.tools.serving.exchange import Exchange
-from specrt.tools.serving.guard import Guard
-from specrt.tools.serving.protocol.errors import ApiError, internal, refused, unavailable
-from specrt.tools.serving.protocol.requests import chat_request, completion_request
-from specrt.tools.serving.protocol.responses import encoded
-from specrt.tools.serving.service import Service
-from specrt.tools.serving.tokens import detokenized, tokenized
+from specrt.serving.bodies import json_body
+from specrt.serving.exchange import Exchange
+from specrt.serving.guard import Guard, route_path
+from specrt.serving.protocol.errors import ApiError, internal, refused, unavailable
+from specrt.serving.protocol.requests import chat_request, completion_request
+from specrt.serving.protocol.responses import encoded
+from specrt.serving.service import Service
+from specrt.serving.tokens import detokenized, tokenized
 
 _CSP = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+NUM_PREPARING = 4  # requests whose prompts are encoded at a time; each takes time from the engine, and memory
 
 
 class Json(Response):
@@ -37,8 +41,13 @@ class Json(Response):
         return encoded(content)
 
 
-def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> Starlette:
-    """The application. ``app.state.service`` may be set later; until then the status is 503."""
+def create_app(
+    service: Service | None = None, keys: Sequence[bytes] = (), cors_origins: Sequence[str] = ()
+) -> Starlette:
+    """The application. ``app.state.service`` may be set later; until then the status is 503.
+
+    Browsers let pages of ``cors_origins`` read the answers; ``*`` stands for all pages.
+    """
     routes = [
         Route("/v1/chat/completions", _generate, methods=["POST"], name="chat"),
         Route("/v1/completions", _generate, methods=["POST"], name="completions"),
@@ -50,10 +59,19 @@ def create_app(service: Service | None = None, keys: Sequence[bytes] = ()) -> St
         Route("/metrics", _metrics, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
     ]
-    handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, keys=keys)])
+    app = guarded(routes, keys, cors_origins)
     app.state.service = service
+    app.state.preparing = CapacityLimiter(NUM_PREPARING)
     return app
+
+
+def guarded(routes: Sequence[Route], keys: Sequence[bytes], cors_origins: Sequence[str] = ()) -> Starlette:
+    """An application with the errors, the log and the keys of this server."""
+    handlers: dict[Any, Any] = {ApiError: _on_error, HTTPException: _on_http_error, Exception: _on_fault}
+    # Outside the guard: a browser asks without a key whether it may send one, and a refusal must be readable too
+    cors = Middleware(CORSMiddleware, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    middleware = [*([cors] if cors_origins else []), Middleware(Guard, keys=keys)]
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
 def _service(request: Request) -> Service:
@@ -73,9 +91,10 @@ async def _body(request: Request) -> tuple[Service, Any]:
 
 async def _generate(request: Request) -> Any:
     service, body = await _body(request)
-    read = chat_request if request.url.path == "/v1/chat/completions" else completion_request
+    read = chat_request if route_path(request.scope) == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
-    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted)
+    preparing: CapacityLimiter = request.app.state.preparing
+    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
     return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))
 
 
@@ -90,7 +109,7 @@ async def _detokenize(request: Request) -> Response:
 async def _of_tokens(request: Request, action: Callable[[Service, Any], dict[str, Any]]) -> Response:
     service, body = await _body(request)
     try:
-        return Json(await anyio.to_thread.run_sync(action, service, body))
+        return Json(await anyio.to_thread.run_sync(action, service, body, limiter=request.app.state.preparing))
     except UsageError as error:
         raise refused(error) from error
 
@@ -128,7 +147,7 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _page(request: Request) -> Response:
-    text = resources.files("specrt.tools.serving").joinpath("page.html").read_text(encoding="utf-8")
+    text = resources.files("specrt.serving").joinpath("page.html").read_text(encoding="utf-8")
     return HTMLResponse(text, headers={"Content-Security-Policy": _CSP})
 
 

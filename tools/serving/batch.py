@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specrt.engines.progress import SILENT, Progress
-from specrt.tools.serving.batch_files import Answers, Request
-from specrt.tools.serving.exchange import Exchange
-from specrt.tools.serving.protocol.errors import ApiError, internal, invalid
-from specrt.tools.serving.protocol.requests import chat_request, completion_request
-from specrt.tools.serving.service import Job, Service
+from specrt.serving.batch_files import Answers, Request
+from specrt.serving.exchange import Exchange
+from specrt.serving.protocol.errors import ApiError, internal, invalid
+from specrt.serving.protocol.requests import chat_request, completion_request
+from specrt.serving.service import Job, Service
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,6 +24,15 @@ def run_batch(service: Service, requests: Iterable[Request], answers: Answers, p
     file cannot be written.
     """
     asyncio.run(_run(service, list(requests), answers, progress))
+
+
+def answers_to(service: Service, requests: Sequence[Request]) -> list[tuple[int, Mapping[str, Any]]]:
+    """(status, body) of each of ``requests``, all of which are submitted at once."""
+
+    async def all_answers() -> list[tuple[int, Mapping[str, Any]]]:
+        return await asyncio.gather(*(_answered(service, request) for request in requests))
+
+    return asyncio.run(all_answers())
 
 
 async def _run(service: Service, requests: list[Request], answers: Answers, progress: Progress) -> None:

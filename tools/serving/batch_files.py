@@ -7,13 +7,19 @@ import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import ResourceError, UsageError
 from specrt.engines.storage.files import cannot_write
-from specrt.tools.serving.protocol.errors import ApiError, invalid
-from specrt.tools.serving.protocol.fields import Fields
-from specrt.tools.serving.protocol.responses import encoded
+from specrt.serving.protocol.errors import ApiError, invalid
+from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.responses import encoded
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 
@@ -71,13 +77,22 @@ class Answers:
     """The output file: a line for each answer, added as it comes.
 
     Opening it keeps the whole lines of an earlier run and removes a half-written last one. ``status_by_id`` has the
-    status of every answer. Raises ``UsageError`` for a file that holds anything else than answers to ``known_ids``.
+    status of every answer. The file is locked until it is closed. Raises ``ResourceError`` if another process has
+    it, and ``UsageError`` if it holds anything else than answers to ``known_ids``.
     """
 
     def __init__(self, path: Path, known_ids: Collection[str]) -> None:
         self._path = path
         self.status_by_id: dict[str, int] = {}
-        data = path.read_bytes() if path.is_file() else b""
+        self._file = _opened(path)
+        try:
+            self._read(known_ids)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, known_ids: Collection[str]) -> None:
+        data = self._path.read_bytes() if self._path.is_file() else b""
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].splitlines(), 1):
             custom_id, status = self._answer(line, number)
@@ -86,7 +101,6 @@ class Answers:
             self.status_by_id[custom_id] = status
         if not whole and data and not data.startswith(b'{"id":"batch_req_'[: len(data)]):
             raise self._foreign(1, "got no answer of a batch")
-        self._file = path.open("ab")
         if whole < len(data):
             self._file.truncate(whole)
 
@@ -115,3 +129,19 @@ class Answers:
 
     def _foreign(self, number: int, problem: str) -> UsageError:
         return UsageError(f"{self._path}: line {number}: {problem}; give another file, or remove this one")
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, for additions. The system frees its lock when this process ends, however it ends."""
+    file = path.open("ab")
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ResourceError(
+            f"{path}: another process writes answers to it; wait for it, or give another file"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    return file

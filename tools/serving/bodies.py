@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from specrt.tools.serving.protocol.errors import ApiError
+from specrt.serving.protocol.errors import ApiError
 
 BODY_TIMEOUT_S = 30.0
 
@@ -18,17 +18,21 @@ async def json_body(request: Request, max_bytes: int) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type: got {kind!r}, expected application/json")
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            data = await _body(request, max_bytes)
-    except TimeoutError as error:
-        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout") from error
-    except ClientDisconnect as error:
-        raise ApiError(400, "the body is not complete") from error
+    data = await raw_body(request, max_bytes)
     try:
         return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {' '.join(str(error).split())}") from error
+
+
+async def raw_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request. Raises ``ApiError`` 400, 408 or 413."""
+    try:
+        return await asyncio.wait_for(_body(request, max_bytes), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError as error:
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} s", code="timeout") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "the body is not complete") from error
 
 
 async def _body(request: Request, max_bytes: int) -> bytes:

@@ -13,13 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
 from specrt.runtime.stream import Step
-from specrt.tools.serving.protocol.choices import Choice, Delta
-from specrt.tools.serving.protocol.errors import ApiError, internal, timed_out, unavailable
-from specrt.tools.serving.protocol.requests import Wanted
-from specrt.tools.serving.protocol.responses import DONE, Answer, encoded, event
-from specrt.tools.serving.scheduler import DeadlinePassed, Draining
-from specrt.tools.serving.service import Job, Service
-from specrt.tools.serving.structures import refused_request
+from specrt.serving.protocol.choices import Choice, Delta
+from specrt.serving.protocol.errors import ApiError, internal, timed_out, unavailable
+from specrt.serving.protocol.requests import Wanted
+from specrt.serving.protocol.responses import DONE, Answer, encoded, event
+from specrt.serving.scheduler import DeadlinePassed, Draining
+from specrt.serving.service import Job, Service
+from specrt.serving.structures import refused_request
 
 _LOG = logging.getLogger(__name__)
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]

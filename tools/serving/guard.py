@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrt.engines.errors import UsageError
-from specrt.tools.serving.protocol.errors import ApiError
+from specrt.serving.protocol.errors import ApiError
 
 _LOG = logging.getLogger(__name__)
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+")
 _PROTECTED = ("/v1", "/tokenize", "/detokenize")
 
 
@@ -25,6 +27,20 @@ def keys_from_file(path: Path) -> list[bytes]:
     if not any(keys):
         raise UsageError(f"--api-key-file: {path} has no key; write one per line")
     return [key for key in keys if key]
+
+
+def checked_origins(origins: Sequence[str]) -> list[str]:
+    """Origins as browsers send them, or ``*``. Raises ``UsageError`` for anything else."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UsageError(f"--cors-origin: got {origin!r}, expected '*' or an origin such as http://localhost:3000")
+    return [origin.lower() for origin in origins]
+
+
+def route_path(scope: Scope) -> str:
+    """The path of a request below the prefix, if any, that the application is mounted under."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 class Guard:
@@ -47,7 +63,7 @@ class Guard:
             await send(message)
 
         try:
-            if self._keys and scope["path"].startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
+            if self._keys and route_path(scope).startswith(_PROTECTED) and not self._knows(Headers(scope=scope)):
                 await _unauthorized()(scope, receive, noting)
             else:
                 await self._app(scope, receive, noting)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
 from specrt.runtime.result import Stats
@@ -54,6 +54,10 @@ class Metrics:
     def text(self) -> bytes:
         """The content of ``/metrics``."""
         return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """The same as objects."""
+        return self._registry.collect()
 
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed when it is read."""

@@ -15,8 +15,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from specrt.engines.errors import ResourceError, UsageError
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.service import Service
+from specrt.serving.app import create_app
+from specrt.serving.service import Service
 
 KEEP_ALIVE_S = 65
 _SECONDS_TO_SEND = 10  # for complete responses, when the server shuts down
@@ -129,6 +129,7 @@ def serve(
     announce: Callable[[str, Service], None],
     keys: Sequence[bytes] = (),
     drain_timeout_s: float = 30.0,
+    cors_origins: Sequence[str] = (),
 ) -> None:
     """Serve until a signal. Errors of ``load`` are raised here; ``announce`` gets the URL when it is loaded.
 
@@ -137,7 +138,8 @@ def serve(
     with address.bind() as bound:
         log_to_stderr()
         url = address.url(bound)
-        server = Server(create_app(keys=keys), load, drain_timeout_s, lambda service: announce(url, service))
+        app = create_app(keys=keys, cors_origins=cors_origins)
+        server = Server(app, load, drain_timeout_s, lambda service: announce(url, service))
         server.start_loading()
         try:
             server.run(sockets=[bound])
@@ -156,7 +158,7 @@ def log_to_stderr() -> None:
     """Log each request and uvicorn's warnings to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in (("specrt.tools.serving", logging.INFO), ("uvicorn", logging.WARNING)):
+    for name, level in (("specrt.serving", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.addHandler(handler)

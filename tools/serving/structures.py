@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,8 +10,8 @@ from specrt.engines.errors import SpecrtError, UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import json_rule, schema_text
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.tools.serving.protocol.errors import ApiError, refused
-from specrt.tools.serving.protocol.requests import Wanted
+from specrt.serving.protocol.errors import ApiError, refused
+from specrt.serving.protocol.requests import Wanted
 
 MAX_CHARS = 1 << 17  # of a schema or grammar, since compiling takes a time that others wait for
 _ANY_OBJECT = '{"type": "object"}'
@@ -19,7 +20,7 @@ _ANY_OBJECT = '{"type": "object"}'
 def grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[str, int]) -> dict[str, Any]:
     """The option that constrains the text, or none. ``form`` is the format of tool calls.
 
-    A forced response is one call. With JSON and tools, the text is either. Raises ``UsageError``.
+    A forced response is calls. With JSON and tools, the text is either. Raises ``UsageError``.
     """
     options = _grammar_options(wanted, form, special_tokens)
     for name, value in options.items():
@@ -34,11 +35,17 @@ def _grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[s
     schema = schema_text("json_schema", structure.value) if structure and is_schema else _ANY_OBJECT
     if use is None or form is None:
         return {structure.option: schema if is_schema else structure.value} if structure else {}
+    tools = use.callable
     if use.is_forced:
-        return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, use.name)}
+        return {"grammar": tool_call_grammar(form, tools, special_tokens, several=use.parallel)}
     if structure is not None:
-        return {"grammar": tool_call_grammar(form, use.schemas, special_tokens, otherwise=[json_rule(schema)])}
-    return {"grammar": strict_tool_grammar(form, use.schemas, special_tokens)} if use.is_strict else {}
+        return {"grammar": tool_call_grammar(form, tools, special_tokens, otherwise=[json_rule(schema)])}
+    if use.is_strict:
+        return {"grammar": strict_tool_grammar(form, tools, special_tokens)}
+    if use.is_restricted:  # calls of other tools are forbidden; the arguments are free
+        free = [{"name": name, "parameters": json.loads(_ANY_OBJECT)} for name in sorted(use.names)]
+        return {"grammar": strict_tool_grammar(form, free, special_tokens)}
+    return {}
 
 
 def refused_request(error: SpecrtError, wanted: Wanted, runtime: Runtime) -> ApiError:

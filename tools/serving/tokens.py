@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from specrt.runtime.text.messages import ChatOptions
-from specrt.tools.serving.protocol.errors import invalid
-from specrt.tools.serving.protocol.fields import Fields
-from specrt.tools.serving.protocol.messages import messages_of
-from specrt.tools.serving.protocol.tool_fields import tool_use_of
-from specrt.tools.serving.service import Service
+from specrt.serving.protocol.errors import invalid
+from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.messages import messages_of
+from specrt.serving.protocol.tool_fields import tool_use_of
+from specrt.serving.service import Service
 
 
 def tokenized(service: Service, body: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
             acceptance = _acceptance(runtime, encoded, max_new_tokens, progress)
         tuning = Tuning(
             fingerprint=fingerprint(bundle, runtime.backend, threads or available_cores()),
-            created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             target_ms={str(width): round(ms, 3) for width, ms in target_ms.items()},
             draft_ms={str(width): round(ms, 3) for width, ms in draft_ms.items()},
             acceptance=acceptance,

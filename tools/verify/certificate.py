@@ -112,7 +112,7 @@ def certify(
             backend=runtime.backend,
             device=runtime.device,
             machine=str(describe_machine((place or {}).get("threads") or available_cores(), watch_seconds=0.0)),
-            created_utc=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - started, 1),
             sources_compared=roles_compared(found),
             checks=tuple(found),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,13 @@ from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotModel
+from specrt.runtime.widths import logits_of
 from specrt.tools.bench.scores import first_difference
 from specrt.tools.rounds import run_rounds
-from specrt.tools.verify.logits import largest, logits_of, read_features
+from specrt.tools.verify.logits import largest, read_features
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 POISON = 1e4  # finite: masked values must not count, but 0 * NaN would spread
 TEMPERATURES = (0.7, 1.0)

@@ -6,6 +6,7 @@ answer. It refuses what CUDA refuses, and counts.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -54,6 +55,12 @@ class SimulatedCuda:
     _memory: dict[int, Array] = field(default_factory=dict)
     _queue: list[Callable[[], None]] = field(default_factory=list)
     _capturing: list[Callable[[], None]] | None = None
+    _capturing_thread: int = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of the driver and of the library so far."""
+        return sum(count for name, count in self.counts.items() if not name.endswith(" bytes"))
 
     def _allocate(self, num_bytes: int) -> int:
         assert self._capturing is None, "cudaMalloc is not allowed while a stream is captured"
@@ -71,6 +78,8 @@ class SimulatedCuda:
         return address
 
     def free(self, address: int) -> None:
+        self.counts["free"] += 1
+        assert self._capturing is None, "cudaFree is not allowed while a stream is captured"
         assert not self._queue, "memory is freed while work that may use it is under way"
         self._free(address, self.sizes)
 
@@ -84,6 +93,7 @@ class SimulatedCuda:
         return address
 
     def free_pinned(self, address: int) -> None:
+        assert self._capturing is None, "cudaFreeHost is not allowed while a stream is captured"
         assert not self._queue
         self._free(address, self.pinned)
 
@@ -108,6 +118,8 @@ class SimulatedCuda:
 
     def enqueue(self, work: Callable[[], Any]) -> None:
         """Put work into the stream, or into the graph that is being captured."""
+        is_ours = self._capturing is None or self._capturing_thread == threading.get_ident()
+        assert is_ours, "the work of another thread would become a part of the graph"
         (self._queue if self._capturing is None else self._capturing).append(work)
 
     def upload(self, target: int, pinned: int, num_bytes: int) -> None:
@@ -120,17 +132,23 @@ class SimulatedCuda:
         self._copy("copy", self.sizes, target, self.sizes, source, num_bytes)
 
     def _copy(self, kind: str, to: dict[int, int], target: int, of: dict[int, int], source: int, size: int) -> None:
+        def run() -> None:
+            assert self.is_within(to, target, size), f"{kind} to memory that is not allocated"
+            assert self.is_within(of, source, size), f"{kind} from memory that is not allocated"
+            self.counts[f"{kind} bytes"] += size
+            memmove(target, source, size)
+
         assert self.is_within(to, target, size), f"{kind} to memory that is not allocated"
         assert self.is_within(of, source, size), f"{kind} from memory that is not allocated"
         self.counts[kind] += 1
-        self.counts[f"{kind} bytes"] += size
-        self.enqueue(lambda: memmove(target, source, size))
+        self.enqueue(run)
 
     def capture(self, enqueue: Callable[[], bool]) -> Graph | None:
         self.counts["capture"] += 1
         if not self.can_capture:
             return None
-        self._capturing = []
+        assert self._capturing is None, "a stream is captured once at a time"
+        self._capturing, self._capturing_thread = [], threading.get_ident()
         try:
             is_done = enqueue()
         finally:
@@ -142,6 +160,7 @@ class SimulatedCuda:
 
     def launch(self, graph: Graph) -> None:
         assert not graph.is_dropped
+        assert self._capturing is None, "no graph is launched into another one"
         self.counts["launch"] += 1
         self._queue.extend(graph.work)
 
@@ -159,6 +178,7 @@ class SimulatedCuda:
 
     def record(self, event: Event) -> None:
         assert not event.is_dropped and self._capturing is None
+        self.counts["record"] += 1
         event.time, event.is_recorded = None, True
 
         def note() -> None:
@@ -167,6 +187,7 @@ class SimulatedCuda:
         self.enqueue(note)
 
     def elapsed_ms(self, first: Event, last: Event) -> float | None:
+        self.counts["elapsed"] += 1
         assert first.is_recorded and last.is_recorded, "cudaErrorInvalidResourceHandle"
         if first.time is None or last.time is None:
             return None

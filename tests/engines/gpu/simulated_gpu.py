@@ -69,7 +69,7 @@ class SimulatedGpu:
         monkeypatch.setattr(driver, "open_cuda", lambda ordinal=0: self.cuda)
         for module in (device, engine):
             monkeypatch.setattr(module, "open_device", lambda ordinal=0: self.device)
-        monkeypatch.setattr(engine, "load_library", lambda backend: self.library)
+        monkeypatch.setattr(engine, "load_library", lambda backend, dialect: self.library)
 
     @property
     def manifest(self) -> Manifest:

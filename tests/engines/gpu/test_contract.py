@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from specrt.engines.contract import ROW_INDICES, ROWS, Contract, TensorSpec
+from specrt.engines.contract import ROW_INDICES
 from specrt.engines.gpu import device as devices
-from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import Device, DeviceArray
-from specrt.engines.gpu.driver import open_cuda
-from specrt.engines.interface import Array
+from tests.engines.gpu.copying import CONTRACT, SIZE, Copying, check_graph, content
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
-
-SIZE = 1024
-CONTRACT = Contract(
-    (TensorSpec(ROW_INDICES, "int64", (ROWS,)),), (TensorSpec("copied", "int64", (ROWS,)),), {"width": 4, "rows": 4}
-)
-
-
-class Copying(DeviceBinding):
-    """A binding whose pass copies its input, on the GPU, as the run of a graph or an engine would."""
-
-    def _launch(self, width: int, rows: int) -> None:
-        source, target = (self.memory[name] for name in (ROW_INDICES, "copied"))
-        assert isinstance(source, DeviceArray) and isinstance(target, DeviceArray)
-        self.device.api.copy(target.address, source.address, 8 * rows)
-
-
-@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    api: Any = SimulatedCuda() if request.param == "simulated" else open_cuda()
-    opened = Device(api)
-    yield opened
-    opened.wait()
-
-
-@pytest.fixture
-def array(device: Device) -> Iterator[DeviceArray]:
-    address = device.allocate(8 * SIZE)
-    yield DeviceArray(device, address, (SIZE,), "int64")
-    device.free([address])
-
-
-def content(array: DeviceArray) -> Array:
-    return array.device.read([array])[0]
 
 
 def test_memory_is_zeroed_and_aligned(array: DeviceArray) -> None:
@@ -93,27 +57,6 @@ def test_one_read_of_several_tensors_is_one_wait(device: Device, array: DeviceAr
     found = device.read([array[0:3], array[5:7]])
     assert [part.tolist() for part in found] == [[0, 1, 2], [5, 6]]
     assert len(waits) == 1
-
-
-def check_graph(device: Device, array: DeviceArray) -> None:
-    """Nothing runs during a capture; each launch runs on the current contents of memory."""
-    api, first, second = device.api, array[0:4], array[4:8]
-    device.upload(array.address, np.zeros(SIZE, np.int64))
-    device.wait()
-
-    def enqueue() -> bool:
-        api.copy(second.address, first.address, 32)
-        return True
-
-    graph = api.capture(enqueue)
-    assert graph is not None
-    assert content(second).tolist() == [0] * 4
-    for value in (7, 8):
-        device.upload(first.address, np.full(4, value))
-        api.launch(graph)
-        assert content(second).tolist() == [value] * 4
-    device.wait()
-    api.drop(graph)
 
 
 def test_a_graph_repeats_what_was_captured(device: Device, array: DeviceArray) -> None:

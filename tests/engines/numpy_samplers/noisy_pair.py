@@ -6,7 +6,7 @@ from typing import Any
 
 from specrt.runtime.runtime import Runtime
 
-K, NUM_TOKENS = 3, 32
+K, NUM_TOKENS = 5, 40
 PROMPT = "The quick brown fox jumps over the lazy dog. The quick brown fox"
 BACKENDS = ("tensorrt-rtx", "tensorrt")
 WAYS: dict[str, dict[str, Any]] = {

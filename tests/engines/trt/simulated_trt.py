@@ -62,7 +62,7 @@ class ComputeCapability(Enum):
 
 @dataclass
 class IRuntimeCache:
-    """Its content: the files of the engines whose shapes were compiled."""
+    """Its content: what was compiled, see ``IExecutionContext._kernels``."""
 
     entries: set[str] = field(default_factory=set)
 
@@ -105,6 +105,7 @@ class Library:
         self.cuda, self.contracts = cuda, contracts
         self.engines: list[ICudaEngine] = []
         self.is_capturable = True  # what RTX's contexts answer
+        self.compiled: list[str] = []  # kernels that no cache had, in the first run that needs them
         self.rounding = 0.0  # of the logits, by the number of rows: a share of the largest
         shared = (TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger)
         rtx = (CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, IRuntimeCache, ComputeCapability)
@@ -228,6 +229,7 @@ class IExecutionContext:
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.engine.library.cuda.counts["set_input_shape"] += 1
         if self.is_captured:
             raise AssertionError(f"{name} is given a shape after the context was captured")
         limits = self.engine.profiles[self.profile].get(name)
@@ -243,11 +245,24 @@ class IExecutionContext:
         return True
 
     def infer_shapes(self) -> list[str]:
+        self.engine.library.cuda.counts["infer_shapes"] += 1
+        return self._without_shape()
+
+    def _without_shape(self) -> list[str]:
         return [tensor.name for tensor in self.engine.contract.inputs if tensor.name not in self.shapes]
+
+    @property
+    def _kernels(self) -> str:
+        """The engine, and the shapes of its inputs where kernels are made for them."""
+        how = self.config.dynamic_shapes_kernel_specialization_strategy
+        is_special = how is not DynamicShapesKernelSpecializationStrategy.NONE
+        shapes = [*dict.fromkeys(self.shapes.values())] if is_special else "any"
+        return f"{'/'.join(Path(self.engine.graph).parts[-3:])} {shapes}"
 
     def execute_async_v3(self, stream: int) -> bool:
         engine, cuda = self.engine, self.engine.library.cuda
-        if self.profile < 0 or self.infer_shapes() or stream != cuda.stream:
+        cuda.counts["execute"] += 1
+        if self.profile < 0 or self._without_shape() or stream != cuda.stream:
             return self._refuse("profile, shapes or stream are missing")
         if self.strategy is ExecutionContextAllocationStrategy.USER_MANAGED and (
             self.scratch is None or self.scratch[1] < engine.device_memory_size_v2
@@ -259,8 +274,9 @@ class IExecutionContext:
         if not self.runs:
             cuda.free_of_library(cuda.allocate_of_library(256))  # cuBLAS, kernels' code: no first run can be captured
         self.runs += 1
-        if self.config.cache is not None:
-            self.config.cache.entries.add(Path(engine.graph).name)
+        if self.config.cache is not None and self._kernels not in self.config.cache.entries:
+            self.config.cache.entries.add(self._kernels)
+            engine.library.compiled.append(self._kernels)
         self.is_captured |= cuda._capturing is not None
         cuda.enqueue(lambda: self._compute(io))
         return True

@@ -41,7 +41,7 @@ def job(folder: Path, head_size: int) -> _Job:
         helper.make_graph(nodes, "g", infos[0], infos[1]), opset_imports=[helper.make_opsetid("", 24)], ir_version=10
     )
     onnx.save(model, folder / "g.onnx")
-    return _Job("target", "g.onnx", None, contract, "float16", PROFILES)
+    return _Job("target", "g.onnx", (), contract, "float16", PROFILES)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from specrt.engines.gpu.device import Device
-from specrt.engines.trt.engine import KEPT_WIDTHS, TrtBackend
+from specrt.engines.interface import KEPT_WIDTHS
+from specrt.engines.trt.engine import TrtBackend
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
@@ -142,7 +143,7 @@ def test_uploads_wait_only_when_the_page_locked_area_is_full(
 
 
 def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle: Path, tmp_path: Path) -> None:
-    """TensorRT: on the second pass of a size; if it cannot be captured, there is one warning for each context."""
+    """On the second pass of a size; if it cannot be captured, there is one warning for each context."""
     found = {}
     for kind in ("graphs", "none", "refused"):
         with pytest.MonkeyPatch.context() as patch:
@@ -164,18 +165,20 @@ def test_graphs_are_captured_once_for_each_width_and_change_nothing(noisy_bundle
             counts = simulated.cuda.counts
             contexts = [context for engine in simulated.library.engines for context in engine.contexts]
             captured = sum(context.is_captured for context in contexts)
+            rounds = sum(len(graph.work) > 1 for graph in simulated.cuda.graphs)
             assert (counts["launch"] > counts["capture"] > 0) == (kind == "graphs")
-            assert captured == (counts["capture"] if kind == "graphs" else 0)
+            assert captured == (counts["capture"] - rounds if kind == "graphs" else 0)
     assert found["graphs"] == found["none"] == found["refused"]
 
 
-def test_rtx_captures_by_itself_and_exchanges_no_kernels(noisy_bundle: Path, tmp_path: Path) -> None:
+def test_rtx_exchanges_no_kernels_and_leaves_graphs_to_us(noisy_bundle: Path, tmp_path: Path) -> None:
+    """Its own captures would collide with that of a round."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
         simulated = SimulatedGpu(Path(shutil.copytree(noisy_bundle, tmp_path / "bundle")), "tensorrt-rtx", patch)
         with simulated.open() as runtime:
             generated(runtime, **WAYS["greedy"])
-        assert simulated.cuda.counts["capture"] == 0
+        assert simulated.cuda.counts["capture"] > 0
         for engine in simulated.library.engines:
             for context in engine.contexts:
                 width = next((s[1] for name, s in context.shapes.items() if name == "input_ids"), 1)
@@ -183,4 +186,5 @@ def test_rtx_captures_by_itself_and_exchanges_no_kernels(noisy_bundle: Path, tmp
                 kernels = context.config.dynamic_shapes_kernel_specialization_strategy
                 eager = DynamicShapesKernelSpecializationStrategy.EAGER
                 assert (kernels is eager) == is_kept
-                assert (context.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE) == is_kept
+                assert context.config.cuda_graph_strategy is CudaGraphStrategy.DISABLED
+                assert context.runs < 2 or context.is_captured == is_kept

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specrt.engines.contract import STANDARD_22_DIALECT, STANDARD_DIALECT
 from specrt.engines.errors import BackendError
 from specrt.engines.trt.library import (
     LIBRARIES,
@@ -43,7 +44,25 @@ def test_a_version_without_kv_cache_updates_is_refused(version: str) -> None:
         check_features("tensorrt", stub_versions.module(version))
 
 
-@pytest.mark.parametrize("name", NEEDED)
+@pytest.mark.parametrize("version", ["10.3.0", "10.13.3", "10.15.1", "11.0.0"])
+def test_any_version_from_10_3_on_runs_the_dialect_of_10_3(version: str) -> None:
+    check_features("tensorrt", stub_versions.module(version), STANDARD_22_DIALECT)
+
+
+def test_a_version_that_is_too_old_for_a_bundle_names_the_dialect_that_it_runs() -> None:
+    with pytest.raises(BackendError, match=r"the dialect standard needs; .* or export .*--tensorrt-version 10\.3$"):
+        check_features("tensorrt", stub_versions.module("10.3.0"))
+
+
+def test_a_version_before_10_3_is_refused_for_both() -> None:
+    module = stub_versions.module("10.3.0")
+    module.__version__, module.ExecutionContextAllocationStrategy = "8.6.1", SimpleNamespace()
+    for dialect, oldest in ((STANDARD_DIALECT, "10.15"), (STANDARD_22_DIALECT, "10.3")):
+        with pytest.raises(BackendError, match=f"expected {oldest} or later; pip install .*[^0-9]$"):
+            check_features("tensorrt", module, dialect)
+
+
+@pytest.mark.parametrize("name", NEEDED[STANDARD_DIALECT])
 def test_each_name_is_needed_and_real(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the library loses is noticed when it is loaded."""
     import tensorrt_rtx

@@ -39,6 +39,8 @@ def test_a_slot_takes_what_is_planned(simulated: SimulatedGpu) -> None:
                 binding.run(1, 1)
                 for tensor in (*binding.contract.inputs, *binding.contract.outputs):
                     found[f"{owner}/{tensor.name}"] = binding.address(tensor)
+                if owner == role:
+                    binding._rounds.reserve()
                 if binding._mail.size:
                     found[f"{owner}/mailbox"] = binding._mail_address
         allocated = sum(simulated.cuda.sizes.values()) + sum(simulated.cuda.pinned.values())
@@ -62,6 +64,7 @@ def test_closing_gives_back_all_memory(simulated: SimulatedGpu) -> None:
         scratch = [address for address, _ in simulated.device._scratch]
         assert len(scratch) == 1, "all contexts work in the same memory"
     assert sorted(simulated.cuda.sizes) == scratch
+    assert len(simulated.cuda.pinned) == 2, "what the device uploads from and reads into"
 
 
 def test_a_draft_may_read_the_targets_cache(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

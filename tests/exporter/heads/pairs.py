@@ -37,6 +37,7 @@ def _make(root: Path) -> None:
     head = random_head(head_config(), target)
     _learn(head, target, [text.ids for text in write_texts(target, opening_ids(tiny_tokenizer()))])
     save_head(root / "head", "speculators", head)
+    (root / "head" / "LICENSE").write_text("a head's licence\n")
 
 
 def _learn(head: Any, target: Any, texts: Sequence[Any], num_steps: int = 100) -> None:

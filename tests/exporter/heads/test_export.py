@@ -85,6 +85,7 @@ def test_the_bundle_describes_the_head(bundle: Path, pair: HeadPair) -> None:
     assert (head.spec.capacity, head.spec.vocab_size) == (target.spec.capacity, target.spec.vocab_size)
     assert len(head.spec.kv_layers) == 1 and head.samplers == target.samplers
     assert head.fingerprint == fingerprint_of(find_checkpoint(str(pair.head)))
+    assert (bundle / "draft" / "LICENSE").read_text() == "a head's licence\n"
     assert head.parity.argmax_agreement == 1.0 and head.parity.max_abs_error < 1e-4
     plan = {buffer.name: buffer for buffer in plan_slot(manifest, "onnxruntime")}
     assert plan[f"draft/{FEATURE_CACHE}"].num_bytes == 4 * 64 * head.spec.capacity
@@ -190,7 +191,7 @@ def test_bans_of_every_drafted_id_leave_a_distribution(runtime: Runtime, slot: S
     ("quantize", "draft_quantize"),
     [
         pytest.param("int8", "none", marks=pytest.mark.slow),
-        pytest.param("none", "int4", marks=pytest.mark.slow),
+        ("none", "int4"),
         pytest.param("int4", "int8", marks=pytest.mark.slow),
     ],
 )

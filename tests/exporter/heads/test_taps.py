@@ -65,6 +65,7 @@ def test_hidden_states_of_a_graph_are_those_of_transformers(
     assert feature_error(features_of(model, taps, tmp_path, whole, dialect), expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_features_stay_an_output_of_quantized_weights(tmp_path: Path) -> None:
     model = tiny_model("llama", num_hidden_layers=4)
     spec = replace(tiny_spec(model), feature_size=2 * 64)

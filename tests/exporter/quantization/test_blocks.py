@@ -95,7 +95,7 @@ def test_the_graph_answers_as_the_model_with_rounded_weights(
     architecture: str, name: str, traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With activations in fp32 (accuracy level 0), so that only the weights differ from the torch model's own."""
-    monkeypatch.setattr(blocks, "ACCURACY_LEVEL", 0)
+    monkeypatch.setitem(blocks.ACCURACY_LEVEL, ir.DataType.FLOAT, 0)
     model = tiny_model(architecture)
     ids = np.random.default_rng(2).integers(3, VOCAB_SIZE, NUM_IDS)
     got = _logits(tiny_graph(traces, architecture, name), tiny_spec(model), ids, tmp_path)
@@ -178,7 +178,7 @@ def test_quantized_bundles_generate_their_target_s_own_text(quantize_target: str
         ({"draft": "self", "draft_quantize": "int8"}, "draft self has no weights of its own"),
         ({"draft": "self:int2"}, "--draft self:int2: expected self, self:int8, self:w8a8, self:int4"),
         ({"draft": "self:int8", "draft_quantize": "int4"}, "leave one out"),
-        ({"quantize": "int8", "dtype": "fp16"}, "its activations are fp32, got fp16"),
+        ({"quantize": "w8a8", "dtype": "fp16"}, "its activations are fp32, got fp16"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(changes: dict[str, str], line: str) -> None:

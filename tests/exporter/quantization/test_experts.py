@@ -104,4 +104,4 @@ def test_bytes_are_those_of_the_layout() -> None:
     values = model.graph.initializers.values()
     stored = sum(value.const_value.nbytes for value in values if value.const_value is not None)
     num_weights = gate_up.size + down.size
-    assert stored / num_weights == pytest.approx(QUANTIZATIONS["int4"].bytes_per_weight, rel=0.05)
+    assert stored / num_weights == pytest.approx(QUANTIZATIONS["int4"].bytes_per_weight(), rel=0.05)

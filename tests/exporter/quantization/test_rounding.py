@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given
@@ -133,7 +134,7 @@ def test_a_graph_with_offsets_answers_as_the_weights_it_was_made_of(
     architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The columns of offsets are rounded too, so close, not equal: three times closer at least than without them."""
-    monkeypatch.setattr(blocks, "ACCURACY_LEVEL", 0)
+    monkeypatch.setitem(blocks.ACCURACY_LEVEL, ir.DataType.FLOAT, 0)
     model = tiny_model(architecture, intermediate_size=64)
     rng = np.random.default_rng(5)
     with torch.no_grad():

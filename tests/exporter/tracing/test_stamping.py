@@ -119,7 +119,7 @@ def test_layers_that_read_each_other_are_traced_whole(monkeypatch: pytest.Monkey
     found = kinds_of(model)
     assert found is not None and found.kinds == (0, 0, 1)
     whole = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
-    monkeypatch.setattr(tracing, "trace_whole", lambda model, spec: whole)
+    monkeypatch.setattr(tracing, "trace_whole", lambda model, spec, taps: whole)
     assert trace(model, spec_of(model)) is whole
 
 
@@ -173,7 +173,7 @@ def test_stamped_is_traced_whole(make: Callable[[], Any], tmp_path: Path) -> Non
     spec = spec_of(model)
     expected = reference_logits(model, IDS)
     with tracing._prepared(model, spec):
-        raw = tracing._exported(model, spec)
+        raw = tracing._exported(tracing._ContractModule(model, spec), spec)
     tracing._name_dimensions(raw, spec)
     slow = raw.clone()
     optimize_ir(slow)

@@ -45,7 +45,7 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
 class Exported:
     """A tiny model's graph in fp16 and its copy on ONNX Runtime, and torch's logits in fp32."""
 
-    def __init__(self, traces: Traces, name: str, folder: Path) -> None:
+    def __init__(self, traces: Traces, name: str, folder: Path, dialect: str = STANDARD_DIALECT) -> None:
         self.name = name
         self.ids = np.random.default_rng(1).integers(3, VOCAB_SIZE, LENGTH)
         with torch.no_grad():
@@ -54,8 +54,8 @@ class Exported:
             tokens = torch.from_numpy(self.ids)[None]
             self.expected: Array = model(input_ids=tokens, use_cache=False).logits[0].numpy()
         self.scale = np.abs(self.expected).max()
-        self.spec = tiny_spec(model, "float16", STANDARD_DIALECT)
-        graph = traces.optimized(name, "float16", STANDARD_DIALECT)
+        self.spec = tiny_spec(model, "float16", dialect)
+        graph = traces.optimized(name, "float16", dialect)
         self.nodes, self.opsets = nodes_of(graph), dict(graph.opset_imports)
         ir.save(graph, folder / "half.onnx", external_data="half.data")
         self.half = Passes(folder / "half.onnx", self.spec, self.ids)

@@ -15,9 +15,10 @@ from specrt.engines.errors import UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import grammar_of, json_rule
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.tools.serving.protocol.tool_parsers import FORMATS, tool_parser
+from specrt.serving.protocol.tool_parsers import FORMATS
 from tests.runtime.sampling.grammars import grammars_of
 from tests.runtime.support.bundles import Open
+from tests.tools.serving.protocol.calls import parsed
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -179,13 +180,38 @@ def test_a_tool_call_is_forced_in_every_format(tiny: Runtime, form: str) -> None
         grammar = tool_call_grammar(form, TOOLS, tiny.codec.special_tokens, name)
         for seed in seeds:
             done = tiny.generate("Hello", grammar=grammar, temperature=2.0, seed=seed, max_new_tokens=120)
-            parser = tool_parser(FORMATS[form], ["get_weather", "get-time"])
-            (call,) = [*parser.push(done.text), *parser.finish()]
-            assert not isinstance(call, str)
+            (call,) = parsed(form, done.text, ["get_weather", "get-time"])
+            assert not isinstance(call, str) and call.is_complete
             assert json.loads(call.arguments) in ({"city": "Rome"}, {"city": "Oslo"})
             assert name in (None, call.name) and done.finish_reason == "stop"
             called.add(call.name)
     assert "get-time" in called
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("marks", [{}, {"[TOOL_CALLS]": 256, "[ARGS]": 257}])
+def test_several_calls_are_one_or_more_and_nothing_else(form: str, marks: dict[str, int]) -> None:
+    """The texts that the parser reads as one, two and three calls are allowed, and may end after each call."""
+    tokens = [*(bytes([i]) for i in range(256)), b"", b""]
+    lark = grammar_of(grammar=tool_call_grammar(form, TOOLS, marks, several=True))
+    assert lark is not None
+    grammars = grammars_of(tokens, [0], marks.values())
+    ends = {"hermes": "\n", "llama3_json": "; ", "json": ", ", "mistral": "" if marks else ", "}
+    for num in (1, 2, 3):
+        calls = [written(form, marks, city) for city in ("Oslo", "Rome", "Oslo")[:num]]
+        if form == "mistral" and not marks:
+            calls = [calls[0][:-1], *(call.removeprefix("[TOOL_CALLS][")[:-1] for call in calls[1:])]
+        text = ends[form].join(calls)
+        text = f"[{text}]" if form == "json" and num > 1 else f"{text}]" if form == "mistral" and not marks else text
+        assert len(parsed(form, text, ["get_weather", "get-time"])) == num
+        constraint, committed = grammars.constraint(lark, [0], 0), list[int]()
+        for part in re.split(r"(\[TOOL_CALLS\]|\[ARGS\])" if marks else "(?!)", text):
+            for token in [marks[part]] if part in marks else part.encode():
+                mask = constraint.mask(committed)
+                assert mask.allows(token), (text, committed)
+                committed.append(token)
+        assert constraint.mask(committed).allows(0) or constraint.is_complete(committed), "the end"
+        assert not constraint.mask(committed).allows(ord("x"))
 
 
 def test_what_no_grammar_can_be_made_of_is_one_line(tiny: Runtime) -> None:
@@ -209,9 +235,12 @@ def test_what_no_grammar_can_be_made_of_is_one_line(tiny: Runtime) -> None:
 def test_marks_that_are_special_tokens_are_generated_as_such() -> None:
     special = {"[TOOL_CALLS]": 5, "[ARGS]": 9, "<tool_call>": 7}
     assert tool_call_grammar("mistral", TOOLS, special, "get-time").startswith(
-        'start: call\ncall: <[5]> ("get-time" <[9]> args0)\nargs0: %json {'
+        'start: <[5]> call\ncall: "get-time" <[9]> args0\nargs0: %json {'
     )
-    assert 'call: <[7]> ("\\n" "{' in tool_call_grammar("hermes", TOOLS, special)
+    assert tool_call_grammar("hermes", TOOLS, special).startswith('start: <[7]> call\ncall: "\\n" "{')
+    assert tool_call_grammar("hermes", TOOLS, special, several=True).startswith(
+        'start: <[7]> call ("\\n"? <[7]> call)*'
+    )
     with pytest.raises(UsageError, match="expected one of the tools' names: get_weather, get-time"):
         tool_call_grammar("json", TOOLS, {}, "nope")
     with pytest.raises(UsageError, match="expected one of hermes, mistral"):

@@ -82,6 +82,10 @@ class Backend:
     engines: dict[str, Engine] = field(default_factory=dict)
     name: str = "fake"
     device: str = CPU
+    cache_path: Path | None = None
+
+    def save_cache(self) -> None:
+        pass
 
     def spec(self, role: str) -> ModelSpec:
         return fake_spec(self.vocab_sizes[role], self.contexts[role], self.k, max_width=8)

@@ -43,7 +43,10 @@ def hashed(seed: int, vocab_size: int = VOCAB_SIZE, memory: int = 0) -> Callable
 
     def next_token(prefix: Sequence[int]) -> int:
         data = array("q", prefix[-memory:]).tobytes()
-        return int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest()) % vocab_size
+        return (
+            int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest(), "big")
+            % vocab_size
+        )
 
     return next_token
 

@@ -22,5 +22,5 @@ def simulated(
     bundle = Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle"))
     made = SimulatedGpu(bundle, request.param, monkeypatch)
     for module in (places, rtx):
-        monkeypatch.setattr(module, "load_library", lambda backend: made.library)
+        monkeypatch.setattr(module, "load_library", lambda backend, dialect="": made.library)
     return made

@@ -128,7 +128,7 @@ def test_a_kit_is_an_archive_whose_weights_come_from_a_seed(tiny_tensorrt_bundle
     source = tmp_path / "source"
     shutil.copytree(tiny_tensorrt_bundle, source / "standard")
     layers = Path(shutil.copytree(tiny_tensorrt_bundle, source / "layers"))
-    weights = layers / manifest_from_bundle(layers).target.weights
+    weights = layers / manifest_from_bundle(layers).target.weights[0]
     size = weights.stat().st_size
     weights.unlink()
     fill(layers)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from specrt.engines.contract import LOGITS
-from specrt.engines.gpu import device
+from specrt.engines.gpu import device, graphs
 from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
 from specrt.engines.trt.engine import TrtBackend
 from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
+from specrt.tools.gpu_check.experiments import texts
 from specrt.tools.gpu_check.experiments.driver import check_driver
 from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
 from specrt.tools.gpu_check.experiments.rtx import check_rtx
@@ -206,11 +207,29 @@ def test_memory_in_steady_state(simulated: SimulatedGpu, monkeypatch: pytest.Mon
     assert found["texts with equal ids"] == 12
     assert found["bytes that memory grew by in steady state"] == 0
     assert 0 < found["median ms between pieces"] <= found["longest ms between pieces"]
+    assert found["ms a token, graphs of rounds"] > 0
+    assert found["ms a token, no graphs"] > 0
     leaked = iter(range(1 << 20, 0, -4096))
     monkeypatch.setattr(SimulatedCuda, "free_memory", lambda self: next(leaked))
+    monkeypatch.setattr(TrtBackend, "uses_graphs", False)  # a late capture would be allowed to take memory
     verdict, reason, _ = performed(check_memory, kit)
     assert verdict == FAILED
     assert "memory grew by 4096 bytes" in reason
+
+
+def test_graphs_that_give_other_ids_are_found(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that a graph copies from another place: every token is the id 5."""
+    answers = graphs._Area.answers
+
+    def wrong(self: graphs._Area, tensors: Any) -> Any:
+        accepted, tokens, *fed = answers(self, tensors)
+        return [accepted, np.full_like(tokens, 5), *fed]
+
+    monkeypatch.setattr(graphs._Area, "answers", wrong)
+    monkeypatch.setattr(texts, "_threads_of", lambda *_: {"bytes that memory grew by in steady state": 0})
+    verdict, reason, _ = performed(check_memory, Kit(standard=simulated.bundle))
+    assert verdict == FAILED
+    assert "rounds as CUDA graphs give" in reason
 
 
 @pytest.fixture

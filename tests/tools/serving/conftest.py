@@ -10,7 +10,7 @@ import pytest
 from specrt.engines import backends
 from specrt.engines.interface import CPU
 from specrt.runtime.runtime import load
-from specrt.tools.serving.service import Config, Limits, Service
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.serving.parrot import parrot_backend, write_parrot
 from tests.tools.serving.serving import Served, serving
 

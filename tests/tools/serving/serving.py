@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from specrt.tools.serving.app import create_app
-from specrt.tools.serving.server import Address, Server
-from specrt.tools.serving.service import Service
+from specrt.serving.app import create_app
+from specrt.serving.server import Address, Server
+from specrt.serving.service import Service
 
 
 class Served:
@@ -54,9 +54,11 @@ def events(response: httpx.Response) -> list[Any]:
 
 
 @contextmanager
-def serving(load: Callable[[], Service], keys: Sequence[bytes] = (), is_ready: bool = True) -> Iterator[Served]:
+def serving(
+    load: Callable[[], Service], keys: Sequence[bytes] = (), is_ready: bool = True, cors_origins: Sequence[str] = ()
+) -> Iterator[Served]:
     bound = Address(port=0).bind()
-    server = Server(create_app(keys=keys), load, drain_timeout_s=20)
+    server = Server(create_app(keys=keys, cors_origins=cors_origins), load, drain_timeout_s=20)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     url = Address().url(bound)
     server.start_loading()

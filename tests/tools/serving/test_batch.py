@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.errors import ResourceError, UsageError
-from specrt.tools.serving.batch import run_batch
-from specrt.tools.serving.batch_files import Answers, requests_of
-from tests.tools.commands import invoke
+from specrt.engines.errors import BackendError, ResourceError, UsageError
+from specrt.serving.batch import run_batch
+from specrt.serving.batch_files import Answers, requests_of
+from tests.tools.commands import invoke, one_error_line
 from tests.tools.serving.serving import Served, user, wait_until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -148,6 +148,21 @@ def test_another_file_is_left_as_it_is(tmp_path: Path) -> None:
         assert path.read_text() == text
 
 
+def test_two_processes_do_not_write_to_one_file(parrot_bundle: Path, tmp_path: Path) -> None:
+    source, output = written(tmp_path / "in.jsonl", line("a", messages=user("hi"))), tmp_path / "out.jsonl"
+    output.write_bytes(b'{"id":"batch_req_12')  # the first process is in the middle of a line
+    hold = f"import fcntl; f = open({str(output)!r}, 'ab'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        done = invoke("batch", parrot_bundle, source, output)
+        assert done.exit_code == ResourceError.exit_code
+        assert "out.jsonl: another process writes answers to it" in one_error_line(done)
+        assert output.read_bytes() == b'{"id":"batch_req_12'
+        process.kill()
+    assert invoke("batch", parrot_bundle, source, output).exit_code == 0  # nothing is left of the lock
+    assert set(read(output)) == {"a"}
+
+
 def test_a_full_disk_is_one_line() -> None:
     answers = Answers(Path("/dev/full"), ["a"])
     with pytest.raises(ResourceError, match=r"/dev/full: cannot be written .*; what is there is kept"):
@@ -166,6 +181,18 @@ def test_the_command_ends_with_1_where_an_answer_is_an_error(parrot_bundle: Path
     assert invoke("batch", parrot_bundle, source, tmp_path / "new.jsonl").exit_code == 0
     assert invoke("batch", parrot_bundle, source, output).exit_code == 2  # it has an answer to 'b'
     assert invoke("batch", parrot_bundle, tmp_path / "none.jsonl", output).exit_code == 2
+
+
+def test_a_cluster_needs_ray_and_its_options_an_address(
+    parrot_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "specrt.serving.ray", raising=False)
+    source, output = written(tmp_path / "in.jsonl", line("a", messages=user("hi"))), tmp_path / "out.jsonl"
+    done = invoke("batch", parrot_bundle, source, output, "--ray", "local")
+    assert done.exit_code == BackendError.exit_code and "pip install 'specrt[ray]'" in one_error_line(done)
+    done = invoke("batch", parrot_bundle, source, output, "--ray-actors", 2)
+    assert done.exit_code == UsageError.exit_code and "--ray-actors: got no --ray" in one_error_line(done)
 
 
 def test_runs_that_were_ended_are_resumed(tiny_bundle: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from specrt.runtime.runtime import Runtime, load
-from specrt.tools.serving.protocol.requests import Defaults
-from specrt.tools.serving.rounding import needs_reproducible
-from specrt.tools.serving.service import Config, Limits, Service
+from specrt.serving.protocol.requests import Defaults
+from specrt.serving.rounding import needs_reproducible
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.serving.serving import Served, serving, user
 
 PROMPT = "The quick brown fox"

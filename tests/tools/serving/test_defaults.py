@@ -12,9 +12,9 @@ import pytest
 from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.runtime.runtime import load
-from specrt.tools.serving.defaults import sampling_defaults
-from specrt.tools.serving.protocol.requests import Defaults
-from specrt.tools.serving.service import Config, Service, check_prefix
+from specrt.serving.defaults import sampling_defaults
+from specrt.serving.protocol.requests import Defaults
+from specrt.serving.service import Config, Service, check_prefix
 from tests.tools.serving.serving import serving
 
 

@@ -42,19 +42,21 @@ def test_a_forced_call_is_one_call_whatever_the_model_would_say(served: Served, 
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         for seed, draft in enumerate((*DRAFTS, *DRAFTS)):
             options: dict[str, Any] = {"model": "parrot", "messages": user("No call!"), "seed": seed, "tools": TOOLS}
-            options |= {"tool_choice": choice, "extra_body": {**draft, "return_token_ids": True}}
+            options |= {
+                "tool_choice": choice,
+                "parallel_tool_calls": bool(name),
+                "extra_body": {**draft, "return_token_ids": True},
+            }
             answer = client.chat.completions.create(**options).choices[0]
             (call,) = answer.message.tool_calls or []
             assert call.type == "function" and call.id and name in (None, call.function.name)
             assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
             check_arguments(call.function.arguments)
             chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
-            (streamed,) = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            assert streamed.function is not None and streamed.id and chunks[-1].finish_reason == "tool_calls"
-            assert (streamed.function.name, streamed.function.arguments) == (
-                call.function.name,
-                call.function.arguments,
-            )
+            first, *others = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            assert first.function is not None and first.id and chunks[-1].finish_reason == "tool_calls"
+            assert first.function.name == call.function.name and {part.index for part in others} == {0}
+            assert "".join(part.function.arguments or "" for part in others if part.function) == call.function.arguments
             codec = served.service.runtime.codec
             prompt = codec.encode(user("No call!"), ChatOptions(tools=TOOLS))
             grammar = tool_call_grammar("hermes", TOOLS, codec.special_tokens, name)
@@ -67,6 +69,60 @@ def test_a_forced_call_is_one_call_whatever_the_model_would_say(served: Served, 
 def test_a_forced_call_that_is_cut_says_so(served: Served) -> None:
     choice = served.chat("x", tools=TOOLS, tool_choice="required", max_tokens=20)["choices"][0]
     assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+
+
+def test_required_gives_one_or_more_calls_and_one_without_parallel_calls(served: Served) -> None:
+    text = "\n".join(call_text('{"city":"Rome","days":3}') for _ in range(2))
+    for said, num in ((text, 2), (call_text('{"city":"Oslo","days":1}'), 1)):
+        choice = served.chat(said, tools=TOOLS, tool_choice="required")["choices"][0]
+        assert len(choice["message"]["tool_calls"]) == num and choice["finish_reason"] == "tool_calls"
+    for choice in ({"tool_choice": "required", "parallel_tool_calls": False}, named("get_weather")):
+        assert len(served.chat(text, tools=TOOLS, **choice)["choices"][0]["message"]["tool_calls"]) == 1
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
+def test_only_allowed_tools_are_called_and_the_template_shows_all(served: Served) -> None:
+    right = call_text('{"city":"Rome","days":3}')
+    for seed in range(3):
+        for mode in ("auto", "required"):
+            for text in (right, "No call."):
+                answer = served.chat(text, tools=TOOLS, seed=seed, **allowed(mode, "get-time"))
+                choice, message = answer["choices"][0], answer["choices"][0]["message"]
+                names = {call["function"]["name"] for call in message.get("tool_calls", [])}
+                is_call = mode == "required" or text == right
+                assert names == ({"get-time"} if is_call else set())
+                assert is_call or (message["content"], choice["finish_reason"]) == (text, "stop")
+    shown = [
+        served.chat("x", tools=TOOLS, **extra)["usage"]["prompt_tokens"] for extra in ({}, allowed("auto", "get-time"))
+    ]
+    assert shown[0] == shown[1]
+    free = call_text('{"anything": [1]}')
+    message = served.chat(free, tools=TOOLS, **allowed("auto", "get_weather"))["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"anything": [1]}', "without strict there is no schema"
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("auto", "nope"), "tool_choice.allowed_tools.tools[0].function.name"),
+        (allowed("auto"), "tool_choice.allowed_tools.tools"),
+        (allowed("sometimes", "get-time"), "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        (named("nope"), "tool_choice.function.name"),
+    ],
+)
+def test_a_wrong_choice_names_its_field(served: Served, choice: dict[str, Any], param: str) -> None:
+    response = served.post("/v1/chat/completions", messages=user("x"), tools=TOOLS, **choice)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def call_text(arguments: str) -> str:

@@ -34,5 +34,5 @@ def test_a_question_is_answered_in_colours(served: Served, tmp_path: Path) -> No
 def test_nothing_is_fetched_from_elsewhere(served: Served) -> None:
     page = served.client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    text = resources.files("specrt.tools.serving").joinpath("page.html").read_text(encoding="utf-8")
+    text = resources.files("specrt.serving").joinpath("page.html").read_text(encoding="utf-8")
     assert page.text == text and not re.search(r"(src|href)\s*=|https?://|@import|url\(", text)

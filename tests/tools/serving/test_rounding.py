@@ -11,7 +11,7 @@ from specrt.engines.contract import LOGITS
 from specrt.engines.fake import FakeEngine
 from specrt.engines.interface import Array
 from specrt.runtime.runtime import load
-from specrt.tools.serving.rounding import needs_reproducible
+from specrt.serving.rounding import needs_reproducible
 
 
 def test_a_pass_of_one_row_that_rounds_otherwise_is_found(parrot_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step
-from specrt.tools.serving.scheduler import DeadlinePassed, Draining, Generation, Outcome, QueueFull, Row, Scheduler
+from specrt.serving.scheduler import DeadlinePassed, Draining, Generation, Outcome, QueueFull, Row, Scheduler
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import wait_until
 

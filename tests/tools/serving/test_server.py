@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from specrt.engines.errors import BundleError, ResourceError, UsageError
 from specrt.runtime.runtime import load
-from specrt.tools.serving import bodies, exchange, server
-from specrt.tools.serving.guard import keys_from_file
-from specrt.tools.serving.server import Address, serve
-from specrt.tools.serving.service import Config, Limits, Service
+from specrt.serving import bodies, exchange, server
+from specrt.serving.app import create_app
+from specrt.serving.guard import keys_from_file
+from specrt.serving.server import Address, serve
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.commands import invoke
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import Served, serving, user, wait_until
@@ -91,12 +95,15 @@ def test_what_the_command_refuses_before_it_loads(parrot_bundle: Path, tmp_path:
             (["--metrics-prefix", "a b"], 2, "--metrics-prefix: got 'a b'"),
             (["--generation-config", str(tmp_path / "none")], 2, "No such file"),
             (["--tool-parser", "other"], 2, "--tool-parser"),
+            (["--cors-origin", "localhost"], 2, "--cors-origin: got 'localhost'"),
         ):
             result = invoke("serve", parrot_bundle, "--port", port, *options)
             assert result.exit_code == code and message in result.stderr.splitlines()[-1]
         result = invoke("serve", parrot_bundle, "--port", port, "--host", "0.0.0.0")
         warning, error = result.stderr.splitlines()
         assert warning.startswith("specrt: warning: other machines can reach 0.0.0.0") and "--port" in error
+        warning, _ = invoke("serve", parrot_bundle, "--port", port, "--cors-origin", "*").stderr.splitlines()
+        assert warning.startswith("specrt: warning: every web page can use the server")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -220,7 +227,7 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     file.write_text("\n \n")
     with pytest.raises(UsageError, match="--api-key-file"):
         keys_from_file(file)
-    caplog.set_level(logging.INFO, "specrt.tools.serving")
+    caplog.set_level(logging.INFO, "specrt.serving")
     with serving(maker(parrot_bundle), keys) as served:
         for value in (None, "Bearer", "Bearer wrong", "Basic first-key", "Bearer first-ke", "Bearer first-key2"):
             headers = {} if value is None else {"Authorization": value}
@@ -237,6 +244,20 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "secret" not in caplog.text and "first-key" not in caplog.text
 
 
+def test_an_application_under_a_prefix_has_keys_and_both_endpoints(parrot_bundle: Path) -> None:
+    service = maker(parrot_bundle)()
+    app = Starlette(routes=[Mount("/llm", app=create_app(service, [b"k"]))])
+    try:
+        client = TestClient(app, base_url="http://test/llm/")
+        assert client.get("v1/models").status_code == 401
+        client.headers["Authorization"] = "Bearer k"
+        chat = client.post("v1/chat/completions", json={"messages": user("Hello")}).json()
+        assert chat["choices"][0]["message"]["content"] == "Hello"
+        assert client.post("v1/completions", json={"prompt": "Hello", "max_tokens": 2}).json()["choices"][0]["text"]
+    finally:
+        service.close()
+
+
 def test_a_prompt_that_begins_as_another_finds_its_slot(parrot_bundle: Path) -> None:
     """Two conversations in turn: each finds its own slot, and the metrics count what it found."""
     with serving(maker(parrot_bundle, max_concurrency=2)) as served:
@@ -249,3 +270,20 @@ def test_a_prompt_that_begins_as_another_finds_its_slot(parrot_bundle: Path) -> 
                 messages += [answer["choices"][0]["message"], *user(f"{name} again")]
         assert served.metric("vllm:prefix_cache_hits_total") > 500
         assert served.metric("vllm:prefix_cache_queries_total") > served.metric("vllm:prefix_cache_hits_total")
+
+
+def test_a_common_system_prompt_is_found_and_a_long_conversation_stays(parrot_bundle: Path) -> None:
+    """Four conversations on three slots. The long one keeps its slot while short ones come and go."""
+    system = [{"role": "system", "content": "s" * 60}]
+    with serving(maker(parrot_bundle, max_concurrency=3)) as served:
+
+        def cached(messages: list[dict[str, str]]) -> int:
+            answer = served.post("/v1/chat/completions", messages=messages, max_tokens=20).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        long = [*system, *user("a" * 300)]
+        assert cached(long) == 0
+        for index, name in enumerate("bcdef"):
+            found = cached([*system, *user(name * 40)])
+            assert found >= (60 if index > 1 else 0), "once per slot it is computed"
+            assert cached(long) >= 350, name

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from specrt.runtime.runtime import Runtime, load
-from specrt.tools.serving.service import Config, Limits, Service
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.serving.parrot import END
 from tests.tools.serving.serving import Served, events, serving, user
 

@@ -24,17 +24,30 @@ def test_a_call_is_in_the_message_and_no_text(served: Served) -> None:
     assert served.chat(CALL, tools=[TOOL])["choices"][0]["message"]["content"] is None
 
 
-def test_a_stream_has_id_and_name_and_logprobs_go_with_tools(served: Served) -> None:
+def test_a_stream_has_id_and_name_then_arguments_and_logprobs_go_with_tools(served: Served) -> None:
     body: dict[str, Any] = {"messages": user(f"Hm. {CALL}{CALL}"), "tools": [TOOL], "stream": True, "logprobs": True}
     chunks = [chunk["choices"][0] for chunk in events(served.post("/v1/chat/completions", **body))]
-    calls = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
-    assert [call["index"] for call in calls] == [0, 1]
-    assert all(call["id"] and call["type"] == "function" and call["function"]["name"] for call in calls)
-    assert len({call["id"] for call in calls}) == 2
+    assert all(len(chunk["delta"].get("tool_calls", [{}])) == 1 for chunk in chunks), "one entry a chunk"
+    entries = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", [])]
+    for index in (0, 1):
+        first, *others = [entry for entry in entries if entry["index"] == index]
+        assert first["id"] and first["type"] == "function"
+        assert first["function"] == {"name": "get_weather", "arguments": ""}
+        assert len(others) > 3 and all(set(entry) == {"index", "function"} for entry in others)
+        assert all(set(entry["function"]) == {"arguments"} for entry in others)
+        assert "".join(entry["function"]["arguments"] for entry in others) == '{"city": "Ulm"}'
+    assert len({entry["id"] for entry in entries if "id" in entry}) == 2
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Hm."
     assert chunks[-1]["finish_reason"] == "tool_calls"
     tokens = [entry for chunk in chunks if chunk["logprobs"] for entry in chunk["logprobs"]["content"]]
     assert bytes(b for entry in tokens[:-1] for b in entry["bytes"]).decode() == f"Hm. {CALL}{CALL}"
+
+
+def test_arguments_that_are_cut_are_sent_as_far_as_they_go(served: Served) -> None:
+    start = CALL.index("Ulm")
+    choice = served.chat(CALL, tools=[TOOL], max_tokens=start)["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "'
 
 
 def test_without_parallel_calls_the_first_one_ends_the_answer(served: Served) -> None:
@@ -49,7 +62,8 @@ def test_without_parallel_calls_the_first_one_ends_the_answer(served: Served) ->
             calls = choice["message"]["tool_calls"]
             assert choice["finish_reason"] == "tool_calls"
             assert response.json()["usage"]["completion_tokens"] < 2 * len(CALL)
-        assert len(calls) == 1
+        assert len({call.get("index") for call in calls}) == 1
+        assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Ulm"}'
 
 
 def test_an_answer_that_is_cut_has_finish_reason_length(served: Served) -> None:

@@ -17,6 +17,8 @@ from specrt.tools.prompting.prompts import Prompt
 
 BATCHES_PER_CLIENT = 2  # prompts that a server gets in its turn, for each client
 
+WARM_UP = Prompt("warm-up", "Hello. How are you?")
+
 
 @dataclass
 class Measured:
@@ -49,11 +51,15 @@ def measure(
     max_new_tokens: int,
     temperature: float,
     progress: Progress = SILENT,
+    pause_s: float = 0.0,
 ) -> list[Measured]:
-    """Ask each of ``clients`` all prompts, ``num_clients`` at a time. They take turns, after an answer to warm up."""
+    """Ask each of ``clients`` all prompts, ``num_clients`` at a time. They take turns, after an answer to warm up.
+
+    There is a pause of ``pause_s`` before each turn.
+    """
     found = [Measured(client.name, num_clients) for client in clients]
     for client in clients:
-        client.ask(prompts[0], 2, temperature)
+        client.ask(WARM_UP, 2, temperature)  # another prompt, since servers keep the caches of those that they had
     size = num_clients * BATCHES_PER_CLIENT if num_clients > 1 else 1
     with ThreadPoolExecutor(num_clients) as pool:
         for number in range(num_runs):
@@ -61,6 +67,7 @@ def measure(
                 part = prompts[start : start + size]
                 turns = list(zip(clients, found, strict=True))
                 for client, measured in turns if (start // size + number) % 2 == 0 else reversed(turns):
+                    time.sleep(pause_s)
                     _take_turn(pool, client, measured, part, max_new_tokens, temperature)
                     progress.step(f"{client.name}, {num_clients} clients")
     return found

@@ -18,10 +18,12 @@ import click
     help="With tensorrt-rtx: a GPU to build for, such as 8.9; may be repeated. [default: all that it knows but 7.5]",
 )
 @click.option(
-    "--decode-profile", is_flag=True, help="Add kernels made for passes of one token; the engines become larger."
+    "--decode-profile/--no-decode-profile",
+    default=None,
+    help="Kernels for passes of one token, with weights stored twice. [default: a draft's, if it saves bytes]",
 )
 @click.option("--force", is_flag=True, help="Replace existing engines.")
-def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool, force: bool) -> None:
+def build(bundle: Path, backend: str, capabilities: tuple[str, ...], decode_profile: bool | None, force: bool) -> None:
     """Build the engines of BUNDLE without torch, on the GPU that runs them, or with tensorrt-rtx on any machine."""
     from specrt.engines.trt.build import build as run
     from specrt.tools.terminal.progress import shown_progress

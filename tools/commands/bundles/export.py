@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from typing import Any
 
 import click
 
+from specrt.engines.errors import UsageError
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
@@ -32,7 +35,7 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
 )
 @click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
-@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; TensorRT: fp16]")
+@click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; on a GPU fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
 @click.option(
     "--quantize",
@@ -42,6 +45,9 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
 )
 @click.option(
     "--draft-quantize", default="none", show_default=True, help="Weights of the draft: none, int8, w8a8 or int4."
+)
+@click.option(
+    "--block-size", type=int, help="Weights of int8 and int4 that share a scale: 32, 64 or 128. [default: 32]"
 )
 @click.option(
     "--draft-vocab", type=int, metavar="N", help="Let the draft propose only the first N ids, with a smaller head."
@@ -65,6 +71,14 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
     metavar="onnxruntime|tensorrt-rtx|tensorrt",
     help="The backend that will run the bundle.",
 )
+@click.option(
+    "--device", metavar="cpu|cuda", help="Where it will run; cuda needs fp16. [default: the backend's first device]"
+)
+@click.option(
+    "--tensorrt-version",
+    metavar="VERSION",
+    help="TensorRT that will run a bundle for tensorrt, as in 10.3 (JetPack 6). [default: current]",
+)
 @click.option("--revision", help="Commit, branch or tag of a hub target.")
 @click.option("--draft-revision", help="Commit, branch or tag of a hub draft.")
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
@@ -81,6 +95,8 @@ def export(**options: Any) -> None:
     the same weights. '--draft eagle3:HEAD' is an EAGLE-3 head, a hub id or a folder: official, speculators, SpecForge
     or AngelSlim.
     """
+    if sys.version_info < (3, 11):
+        raise UsageError(f"export: got Python {platform.python_version()}, expected 3.11 or later; bundles run on both")
     from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 
     quiet_libraries()

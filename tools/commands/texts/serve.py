@@ -63,6 +63,13 @@ def service_options(command: Callable[..., None]) -> Callable[..., None]:
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="The port; 0 picks a free one."
 )
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file of API keys, one per line.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of this origin use the API, or of all with '*'. May be repeated.",
+)
 @click.option("--queue-size", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait.")
 @click.option(
     "--request-timeout",
@@ -91,36 +98,33 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     ends them.
     """
     place = place_of(options)
-    from specrt.engines.manifest import manifest_from_bundle
-    from specrt.tools.hashing import checked_manifest
-    from specrt.tools.serving.defaults import sampling_defaults
-    from specrt.tools.serving.guard import keys_from_file
-    from specrt.tools.serving.protocol.requests import Defaults
-    from specrt.tools.serving.server import Address, serve
-    from specrt.tools.serving.service import Config, Limits, Service, check_prefix, open_service
+    from specrt.serving.guard import checked_origins, keys_from_file
+    from specrt.serving.server import Address, serve
+    from specrt.serving.service import Limits, Service, check_prefix
+    from specrt.serving.source import Source, config_from_bundle
     from specrt.tools.terminal.progress import shown_progress
 
     keys = keys_from_file(options["api_key_file"]) if options["api_key_file"] else []
-    check_prefix(options["metrics_prefix"])
-    manifest = manifest_from_bundle(bundle)
-    sampling = sampling_defaults(options["generation_config"], manifest)
-    names = options["names"] or (bundle.resolve().name, manifest.target.source)
+    origins = checked_origins(options["cors_origins"])
+    check_prefix(prefix := options["metrics_prefix"])
     limits = Limits(
         options["max_concurrency"], options["queue_size"], options["request_timeout"], options["max_body_bytes"]
     )
-    config = Config(names, limits, Defaults(sampling), options["metrics_prefix"], options["tool_parser"])
+    shared = {"metrics_prefix": prefix, "tool_parser": options["tool_parser"]}
+    config = config_from_bundle(bundle, options["names"], limits, options["generation_config"], **shared)
     address = Address(host, port)
     if not address.is_loopback and not keys:
         click.echo(f"specrt: warning: other machines can reach {host}, and there is no --api-key-file", err=True)
+    if "*" in origins and not keys:
+        click.echo("specrt: warning: every web page can use the server: --cors-origin '*', no --api-key-file", err=True)
 
     def load() -> Service:
-        checked_manifest(bundle)
         with shown_progress() as progress:
-            return open_service(bundle, config, options["reproducible"], place, progress)
+            return Source(bundle, config, options["reproducible"], place).open(progress)
 
     def announce(url: str, service: Service) -> None:
         how = ", reproducible" if service.config.defaults.reproducible else ""
-        click.echo(f"specrt: serving {names[0]} at {url}/v1 ({url} is a chat{how})")
+        click.echo(f"specrt: serving {config.model_names[0]} at {url}/v1 ({url} is a chat{how})")
         sys.stdout.flush()
 
-    serve(address, load, announce, keys, options["drain_timeout"])
+    serve(address, load, announce, keys, options["drain_timeout"], origins)

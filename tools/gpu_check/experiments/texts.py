@@ -6,6 +6,8 @@ import statistics
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -106,9 +108,48 @@ def _steady_of(place: Place) -> dict[str, Any]:
             figures[f"s to the first text of the {load} load"] = time.perf_counter() - started
             figures |= _threads_of(runtime, _draft_of(place)) if load == "second" else {}
     growth = figures["bytes that memory grew by in steady state"]
-    if growth > 0:
+    if growth > 0 and not figures["graphs captured meanwhile"]:
         raise Failed(f"memory grew by {growth} bytes in steady state ({figures})")
-    return figures
+    return {**figures, **_graphs_of(place)}
+
+
+def _graphs_of(place: Place) -> dict[str, Any]:
+    """Rounds that the runtime submits as CUDA graphs against single passes: equal ids, and ms a token."""
+    kind, k = type(place.backend), place.manifest.num_speculative_tokens
+    if not hasattr(kind, "uses_graphs"):
+        return {}
+    found: dict[str, tuple[list[int], float]] = {}
+    for name, uses_graphs in (("graphs of rounds", True), ("no graphs", False)):
+        kind.uses_graphs = uses_graphs
+        try:
+            with _open(place) as runtime:
+                runtime.warm()
+                started = time.perf_counter()
+                ids = _generated(runtime, _draft_of(place), num_speculative_tokens=k)
+                found[name] = ids, (time.perf_counter() - started) / len(ids) * 1e3
+        finally:
+            kind.uses_graphs = True
+    (graphs, _), (single, _) = found.values()
+    if graphs != single:
+        raise Failed(f"rounds as CUDA graphs give {graphs}, single passes {single}")
+    return {f"ms a token, {name}": ms for name, (_, ms) in found.items()}
+
+
+@contextmanager
+def _counted_captures() -> Iterator[list[int]]:
+    """One entry for each capture. A K that comes late is captured late, and its graph takes memory."""
+    api, noted = gpu.open_device().api, list[int]()
+    real = api.capture
+
+    def counted(enqueue: Callable[[], bool]) -> Any:
+        noted.append(1)
+        return real(enqueue)
+
+    api.capture = counted  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        api.capture = real  # type: ignore[method-assign]
 
 
 def _threads_of(runtime: Any, draft: str) -> dict[str, Any]:
@@ -128,19 +169,22 @@ def _threads_of(runtime: Any, draft: str) -> dict[str, Any]:
         except Exception as error:  # of any kind: it is the answer
             failures.append(f"{type(error).__name__}: {error}")
 
-    free = []
-    for _ in range(3):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        free.append(gpu.open_device().api.free_memory())
+    free, captures = [], []
+    with _counted_captures() as noted:
+        for _ in range(3):
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            free.append(gpu.open_device().api.free_memory())
+            captures.append(len(noted))
     if failures or any(ids != found[0] for ids in found):
         raise Failed(failures[0] if failures else "threads give different ids for one prompt")
     return {
         "texts with equal ids": len(found),
         "bytes that memory grew by in steady state": free[1] - free[2],
+        "graphs captured meanwhile": captures[2] - captures[1],
         "median ms between pieces": statistics.median(intervals) * 1e3,
         "longest ms between pieces": max(intervals) * 1e3,
     }

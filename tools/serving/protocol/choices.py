@@ -12,15 +12,19 @@ from specrt.runtime.sampling.logprobs import TokenLogprobs
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import TextCodec
 from specrt.runtime.text.detokenizer import TextStream
-from specrt.tools.serving.protocol.tool_fields import ToolUse
-from specrt.tools.serving.protocol.tool_parsers import Format, MarkedCalls, WholeText, tool_parser
+from specrt.serving.protocol.tool_fields import ToolUse
+from specrt.serving.protocol.tool_parsers import CallArguments, CallBegin, Event, Format, ToolParser
 
 _ID_CHARS = string.ascii_letters + string.digits
 
 
 @dataclass
 class Delta:
-    """The addition of a round to a choice. Empty if no text became final."""
+    """The addition of a round to a choice. Empty if no text became final.
+
+    The first entry of a call in ``tool_calls`` has its id and name and empty arguments, further ones have pieces of
+    the arguments. ``merged_calls`` joins them.
+    """
 
     content: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -64,10 +68,11 @@ class Choice:
         self.num_prompt_tokens, self.prefix = num_prompt_tokens, prefix
         self.finish_reason: str | None = None
         self._calling = calling
-        self._parser: MarkedCalls | WholeText | None = None
-        if calling is not None:
-            self._parser = tool_parser(calling.form, calling.use.names)
-        self._num_calls = 0
+        self._parser = None if calling is None else ToolParser(calling.form, calling.use.names)
+        self._num_calls = 0  # that have begun
+        # A grammar of one call ends by itself
+        self._ends_at_call = calling is not None and not (calling.use.parallel or calling.use.is_forced)
+        self._has_ended = False
         self._token_texts: TextStream | None = codec.stream(visible) if with_rounds else None
 
     @property
@@ -81,7 +86,7 @@ class Choice:
         delta.logprobs, delta.token_ids = list(step.round.logprobs), step.round.emitted
         if self._token_texts is not None and step.round.emitted:
             delta.rounds = [self._round(step, self._token_texts)]
-        if self._num_calls and self._calling is not None and not self._calling.use.parallel:
+        if self._has_ended:
             self.finish_reason = "tool_calls"
         return delta
 
@@ -99,20 +104,22 @@ class Choice:
             return Delta(text)
         return self._deltas(self._parser.push(text))
 
-    def _deltas(self, parts: Sequence[Any]) -> Delta:
+    def _deltas(self, events: Sequence[Event]) -> Delta:
         delta = Delta()
-        for part in parts:
-            if isinstance(part, str):
-                delta.content += part
-            elif self._may_call():
-                delta.tool_calls.append(self._tool_call(part.name, part.arguments))
+        for event in events:
+            if self._has_ended:
+                break
+            if isinstance(event, str):
+                delta.content += event
+            elif isinstance(event, CallBegin):
+                delta.tool_calls.append(self._begun_call(event.name))
+            elif isinstance(event, CallArguments):
+                _add_arguments(delta.tool_calls, self._num_calls - 1, event.text)
+            else:
+                self._has_ended = self._ends_at_call
         return delta
 
-    def _may_call(self) -> bool:
-        assert self._calling is not None
-        return self._calling.use.parallel or self._num_calls == 0
-
-    def _tool_call(self, name: str, arguments: str) -> dict[str, Any]:
+    def _begun_call(self, name: str) -> dict[str, Any]:
         assert self._calling is not None
         length = self._calling.form.id_length
         call_id = "".join(secrets.choice(_ID_CHARS) for _ in range(length))
@@ -121,7 +128,7 @@ class Choice:
             "index": index,
             "id": call_id if length == 9 else f"call_{call_id}",
             "type": "function",
-            "function": {"name": name, "arguments": arguments},
+            "function": {"name": name, "arguments": ""},
         }
 
     def _round(self, step: Step, texts: TextStream) -> dict[str, Any]:
@@ -135,6 +142,26 @@ class Choice:
             "num_accepted_tokens": step.round.num_accepted,
             "tokens": tokens,
         }
+
+
+def _add_arguments(calls: list[dict[str, Any]], index: int, text: str) -> None:
+    """Add a piece of the arguments of call ``index``, to the last entry if that is a piece of them."""
+    if calls and calls[-1]["index"] == index and "id" not in calls[-1]:
+        calls[-1]["function"]["arguments"] += text
+    else:
+        calls.append({"index": index, "function": {"arguments": text}})
+
+
+def merged_calls(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Complete calls from the entries of deltas, as in an answer that is not streamed."""
+    calls: list[dict[str, Any]] = []
+    for entry in entries:
+        if "id" in entry:
+            function = dict(entry["function"])
+            calls.append({"id": entry["id"], "type": entry["type"], "function": function})
+        else:
+            calls[entry["index"]]["function"]["arguments"] += entry["function"]["arguments"]
+    return calls
 
 
 def timings_of(stream: Stream) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from reprlib import repr as short_repr
 from typing import Any
 
-from specrt.tools.serving.protocol.errors import ApiError, invalid
+from specrt.serving.protocol.errors import ApiError, invalid
 
 
 class Fields:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specrt.tools.serving.protocol.errors import invalid
-from specrt.tools.serving.protocol.fields import Fields
+from specrt.serving.protocol.errors import invalid
+from specrt.serving.protocol.fields import Fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _NO_MEANING = ("refusal", "audio", "function_call", "annotations")  # null in messages that clients send back

@@ -10,11 +10,11 @@ from specrt.engines.errors import UsageError
 from specrt.engines.samplers import MAX_TOP_LOGPROBS
 from specrt.runtime.text.codec import Prompt
 from specrt.runtime.text.messages import ChatOptions
-from specrt.tools.serving.protocol.errors import ApiError, invalid, refused
-from specrt.tools.serving.protocol.fields import Fields
-from specrt.tools.serving.protocol.messages import messages_of
-from specrt.tools.serving.protocol.structure import Structure, structure_of
-from specrt.tools.serving.protocol.tool_fields import ToolUse, tool_use_of
+from specrt.serving.protocol.errors import ApiError, invalid, refused
+from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.messages import messages_of
+from specrt.serving.protocol.structure import Structure, structure_of
+from specrt.serving.protocol.tool_fields import ToolUse, tool_use_of
 
 MAX_CHOICES = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 1024

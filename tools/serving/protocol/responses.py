@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specrt.tools.serving.protocol.choices import Choice, Delta, timings_of
-from specrt.tools.serving.protocol.logprobs import chat_logprobs, completion_logprobs
-from specrt.tools.serving.protocol.requests import Wanted
+from specrt.serving.protocol.choices import Choice, Delta, merged_calls, timings_of
+from specrt.serving.protocol.logprobs import chat_logprobs, completion_logprobs
+from specrt.serving.protocol.requests import Wanted
 
 
 def usage_of(choices: Sequence[Choice], num_prompt_tokens: int) -> dict[str, Any]:
@@ -70,10 +70,10 @@ class Answer:
         body: dict[str, Any] = {}
         if delta.content or has_more:
             body["content"] = delta.content
-        if delta.tool_calls:
-            body["tool_calls"] = delta.tool_calls
         if body:
             yield self._chunk(choice, body, delta)
+        for entry in delta.tool_calls:  # one in a chunk, since clients join the entries of different chunks only
+            yield self._chunk(choice, {"tool_calls": [entry]}, Delta())
         if choice.finish_reason is not None:
             yield self._chunk(choice, {}, Delta(), choice.finish_reason)
 
@@ -105,7 +105,7 @@ class Answer:
             content = delta.content if delta.content or not delta.tool_calls else None
             message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
             if delta.tool_calls:
-                message["tool_calls"] = [{k: v for k, v in call.items() if k != "index"} for call in delta.tool_calls]
+                message["tool_calls"] = merged_calls(delta.tool_calls)
             part["message"] = message
         else:
             part["text"] = choice.prefix + delta.content

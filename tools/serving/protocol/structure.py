@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from specrt.tools.serving.protocol.errors import invalid
-from specrt.tools.serving.protocol.fields import Fields
+from specrt.serving.protocol.errors import invalid
+from specrt.serving.protocol.fields import Fields
 
 MAX_TEXTS = 1024  # of a choice
 

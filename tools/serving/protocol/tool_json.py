@@ -1,59 +1,128 @@
-"""The JSON of tool calls."""
+"""The JSON of tool calls, read while it arrives."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SCALAR = re.compile(r"[^\s,}\]]+(?=[\s,}\]])")
+_ARGUMENTS = ("arguments", "parameters")
 
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A tool call. ``arguments`` is JSON in a string, as in OpenAI's API."""
+class NotACall(Exception):
+    """The text cannot become a call of one of the tools."""
+
+
+class Opened(NamedTuple):
+    """The arguments of a call of ``name`` begin at ``start``."""
+
+    name: str
+    start: int
+
+
+class Whole(NamedTuple):
+    """A complete call, which ends at ``end``. ``arguments`` is JSON."""
 
     name: str
     arguments: str
+    end: int
 
 
-def end_of_json(text: str, start: int) -> int | None:
-    """The end of the object or array that begins at ``start``; None if it is incomplete."""
-    depth, in_string, is_escaped = 0, False, False
-    for index in range(start, len(text)):
-        char = text[index]
-        if in_string:
-            in_string = is_escaped or char != '"'
-            is_escaped = char == "\\" and not is_escaped
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-        elif char in "]}":
-            depth -= 1
-            if depth == 0:
-                return index + 1
-    return None
+class Nesting:
+    """Finds the end of an object or array that arrives in pieces. ``depth`` is that of the brackets before."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self._depth, self._in_string, self._is_escaped = depth, False, False
+
+    def end(self, text: str, start: int = 0) -> int | None:
+        """Add ``text[start:]``; return the index after the last bracket in ``text``, or None if it has not come."""
+        for index in range(start, len(text)):
+            char = text[index]
+            if self._in_string:
+                self._in_string = self._is_escaped or char != '"'
+                self._is_escaped = char == "\\" and not self._is_escaped
+            elif char == '"':
+                self._in_string = True
+            elif char in "[{":
+                self._depth += 1
+            elif char in "]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return index + 1
+        return None
 
 
-def calls_of(text: str, names: Collection[str], name: str | None = None) -> list[ToolCall] | None:
-    """The calls in a JSON text: one, or a list. ``name`` is given if the text holds only the arguments.
+def head_of(text: str, start: int, names: Collection[str]) -> Opened | Whole | None:
+    """The call whose object begins at ``start``, up to the brace that opens its arguments; None if more text is needed.
 
-    None if it is not JSON, or a call does not name a tool.
+    Arguments that come before the name, and those that are no object, are part of a ``Whole``. Raises ``NotACall``.
     """
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
+    name = arguments = None
+    at = _space(text, start + 1)
+    while at < len(text) and text[at] != "}":
+        if (member := _member(text, at)) is None:
+            return None
+        key, at = member
+        if key in _ARGUMENTS and name is not None and text[at] == "{":
+            return Opened(name, at)
+        if (end := _value_end(text, at)) is None:
+            return None
+        if key == "name":
+            name = _name(text[at:end], names)
+        elif key in _ARGUMENTS:
+            value = _parsed(text[at:end])
+            arguments = value if isinstance(value, str) else text[at:end]
+        at = _space(text, end)
+        if at < len(text) and text[at] == ",":
+            at = _space(text, at + 1)
+        elif at < len(text) and text[at] != "}":
+            raise NotACall
+    if at == len(text):
         return None
-    if name is not None:
-        parsed = {"name": name, "arguments": parsed}
-    items = parsed if isinstance(parsed, list) else [parsed]
-    calls = [call for item in items if (call := _call_of(item, names)) is not None]
-    return calls if calls and len(calls) == len(items) else None
+    if name is None:
+        raise NotACall
+    return Whole(name, "{}" if arguments is None else arguments, at + 1)
 
 
-def _call_of(item: Any, names: Collection[str]) -> ToolCall | None:
-    name = item.get("name") if isinstance(item, dict) else None
+def _member(text: str, at: int) -> tuple[str, int] | None:
+    """(key, the beginning of its value)."""
+    if text[at] != '"':
+        raise NotACall
+    key = _STRING.match(text, at)
+    if key is None or (colon := _space(text, key.end())) == len(text):
+        return None
+    if text[colon] != ":":
+        raise NotACall
+    begin = _space(text, colon + 1)
+    return None if begin == len(text) else (str(_parsed(key[0])), begin)
+
+
+def _value_end(text: str, at: int) -> int | None:
+    if text[at] in "[{":
+        return Nesting().end(text, at)
+    found = (_STRING if text[at] == '"' else _SCALAR).match(text, at)
+    return None if found is None else found.end()
+
+
+def _name(value: str, names: Collection[str]) -> str:
+    name = _parsed(value)
     if not isinstance(name, str) or name not in names:
-        return None
-    arguments = item.get("arguments", item.get("parameters", {}))
-    return ToolCall(name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+        raise NotACall
+    return name
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise NotACall from error
+
+
+def _space(text: str, at: int) -> int:
+    """The index after white space."""
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()

@@ -23,7 +23,7 @@ from specrt.tools.compare import compare as module
 from specrt.tools.compare import graphs
 from specrt.tools.compare.compare import compare
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
-from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, generated
+from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
 from tests.exporter.heads.pairs import PROMPTS, head_bundle
 from tests.exports import Exports
@@ -31,7 +31,7 @@ from tests.exports import Exports
 
 @pytest.fixture(scope="session")
 def exported(exports: Exports) -> Path:
-    return head_bundle(exports, backend="tensorrt-rtx", max_seq_len=128)
+    return head_bundle(exports, backend="tensorrt-rtx", max_seq_len=128, num_speculative_tokens=K)
 
 
 @pytest.fixture
@@ -77,7 +77,8 @@ def test_features_go_from_target_to_head_on_the_device(
         drafter.prefill(tokens[:-1])
         copies.clear()
         drafted = drafter.propose(tokens, 3)
-        target.verify(tokens, drafted)
+        accepted, _ = target.verify(tokens, drafted)
+        target.rollback(len(tokens) + accepted + 1)
         row_bytes = 2 * 64
         found = [
             (kind, name, size)
@@ -97,6 +98,7 @@ def test_a_slot_with_a_head_takes_what_is_planned(simulated: SimulatedGpu) -> No
         for part in (slot.target, slot.draft):
             assert isinstance(part.model.binding, TrtBinding)
             part.samplers.sampler("match")
+            part.model.binding._rounds.reserve()
         slot.target.model.feed(PROMPTS[0], 1)
         slot.draft.model.feed(PROMPTS[0][1:], 1)
         allocated = sum(simulated.cuda.sizes.values()) + sum(simulated.cuda.pinned.values())
@@ -121,6 +123,15 @@ def test_compare_feeds_the_head_its_features(simulated: SimulatedGpu, monkeypatc
     monkeypatch.setattr(graphs, "SAMPLER_NAMES", ("match",))
     found = compare(simulated.bundle, "tensorrt-rtx")
     assert found.failed == [] and {"target/model.onnx", "target/head.onnx"} <= {row.graph for row in found.results}
+
+
+@pytest.mark.slow
+def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
+    with simulated.open() as runtime:
+        expected = generated(runtime, PROMPTS[1], **WAYS["greedy"])
+    with simulated.open() as runtime:
+        runtime.warm()
+        assert generated(runtime, PROMPTS[1], **WAYS["greedy"])[:2] == expected[:2]
 
 
 @pytest.mark.slow

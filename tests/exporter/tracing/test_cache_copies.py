@@ -1,0 +1,61 @@
+"""What TensorRT-RTX's builder copies of the KV cache in a pass, from the layers that it lists. No GPU is needed.
+
+The recorded minimum is two copies a layer, keys and values, of the KV heads only, in passes of several tokens, and none
+in passes of one token where ``Attention`` is an operator. docs/gpu.md has the forms that were compared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, profiles_of
+from specrt.exporter import passes
+from specrt.tools.lab.engine_layers import EngineLayers, cache_copies, copied_bytes, engine_layers
+from tests.exporter.tracing.architectures import tiny_model
+from tests.exporter.tracing.traces import Traces, tiny_spec
+
+HALF_BYTES = 2
+FUSED = ("llama", "qwen3", "mistral")  # mistral has a window
+IN_SINGLE_OPERATORS = ("gemma2-head-of-12", "llama-head-of-320")  # a soft cap, and heads beyond the operator
+
+
+def built(traces: Traces, name: str, folder: Path) -> tuple[Any, EngineLayers]:
+    """(spec, layers) of a tiny model."""
+    spec = tiny_spec(tiny_model(name), "float16", STANDARD_DIALECT)
+    ir.save(traces.optimized(name, "float16", STANDARD_DIALECT), folder / "g.onnx", external_data="g.data")
+    contract = model_contract(spec)
+    return spec, engine_layers(folder / "g.onnx", contract, profiles_of(contract, has_decode=True))
+
+
+QUICK = (FUSED[0], IN_SINGLE_OPERATORS[0])
+ROWS = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FUSED, *IN_SINGLE_OPERATORS)]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_pass_copies_no_more_than_the_kv_heads_once(name: str, traces: Traces, tmp_path: Path) -> None:
+    spec, engine = built(traces, name, tmp_path)
+    layer = spec.kv_layers[0]
+    most_bytes = layer.num_kv_heads * (spec.capacity + spec.capacity % 2) * layer.head_dim * HALF_BYTES
+    for profile in (VERIFY, PREFILL, DECODE):
+        copies = cache_copies(engine.layers[profile], spec.capacity, layer.head_dim)
+        assert all(copied_bytes([copy], spec.max_width) <= most_bytes for copy in copies), profile
+        expected = 0 if profile == DECODE and name in FUSED else 2 * len(spec.kv_layers)
+        assert len(copies) == expected, f"{profile}: {copies}"
+
+
+def test_without_the_reshape_a_copy_has_all_query_heads(
+    traces: Traces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason for the pass. When a version of the builder fails this, the pass may go."""
+    monkeypatch.setattr(passes, "reshape_cache_reads", lambda model: model)
+    spec, engine = built(traces, "llama", tmp_path)
+    layer = spec.kv_layers[0]
+    copies = cache_copies(engine.layers[VERIFY], spec.capacity, layer.head_dim)
+    num_heads = tiny_model("llama").config.num_attention_heads
+    all_heads_bytes = num_heads * spec.capacity * layer.head_dim * HALF_BYTES
+    assert [copied_bytes([copy], 1) for copy in copies] == [all_heads_bytes] * 2 * len(spec.kv_layers)

@@ -1,0 +1,34 @@
+"""The request router of the replicas: the same key goes to the same replica, unless that one is busy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import RequestRouter
+
+from specrt.serving.protocol.routing import ranked
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Ranks the replicas by the session of a request's handle, which the gateway sets to its routing key.
+
+    A replica with ``busy_at`` requests or more comes after those with fewer.
+    """
+
+    _busy_at = 1
+
+    def initialize_state(self, busy_at: int = 1, **others: Any) -> None:
+        """Takes ``request_router_kwargs``."""
+        self._busy_at = busy_at
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        """Groups of one replica each, to be tried in this order."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # wait where all replicas are full
+        metadata = pending_request.metadata
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        order = [by_name[name] for name in ranked(metadata.session_id or metadata.internal_request_id, by_name)]
+        lengths = {id(replica): self.replica_queue_len_cache.get(replica.replica_id) or 0 for replica in order}
+        order.sort(key=lambda replica: max(lengths[id(replica)] - self._busy_at + 1, 0))  # stable
+        return [[replica] for replica in order]
