@@ -8,6 +8,7 @@ once, and no [N, D] matrix is kept for the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -120,7 +121,8 @@ def draft_loss(
 
     Adds the acceptance and the equal argmaxes of the rows to ``agreement``.
     """
-    found: torch.Tensor = _DraftLoss.apply(hidden, weight, wanted, objective, agreement, ids)
+    apply: Callable[..., torch.Tensor] = _DraftLoss.apply
+    found = apply(hidden, weight, wanted, objective, agreement, ids)
     return found
 
 

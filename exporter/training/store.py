@@ -113,7 +113,7 @@ class Store:
         maps = self._maps()
         part = slice(entry.start, entry.start + entry.num_tokens)
         found = {name: maps[name][part] for name in self._columns}
-        found = {name: rows if self._columns[name][1] > 1 else rows[:, 0] for name, rows in found.items()}
+        found = {name: rows if self._columns[name][1] != 1 else rows[:, 0] for name, rows in found.items()}
         return Rows(**found, first_scored=entry.first_scored)
 
     def chosen(self, held_out: bool) -> Iterator[Entry]:
@@ -123,7 +123,7 @@ class Store:
     def _maps(self) -> dict[str, Array]:
         size = self.num_tokens
         return {
-            name: np.memmap(self._path(name), dtype, "r", shape=(size, columns))
+            name: np.memmap(self._path(name), dtype, "r", shape=(size, columns)) if columns else np.empty((size, 0))
             for name, (dtype, columns) in self._columns.items()
         }
 

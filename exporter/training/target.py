@@ -18,7 +18,8 @@ _TOLERANCE = 1e-3  # of the largest logit
 
 @dataclass(frozen=True)
 class TrainingTarget:
-    """A model in evaluation mode. ``taps`` number its hidden states (0: embeddings, i: output of layer i - 1).
+    """A model in evaluation mode. ``taps`` number its hidden states (0: embeddings, i: output of layer i - 1); they
+    may be none.
 
     Raises ``UnsupportedModelError`` if its logits are not lm_head times a hidden state (a bias, a cap, a scale).
     """
@@ -125,7 +126,8 @@ class TappedRows:
 
     @property
     def taps(self) -> torch.Tensor:
-        return torch.cat([self._found[tap] for tap in self._order], dim=-1)
+        found = [self._found[tap] for tap in self._order]
+        return torch.cat(found, dim=-1) if found else self.last[..., :0]
 
     @property
     def last(self) -> torch.Tensor:

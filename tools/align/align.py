@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -102,11 +103,9 @@ def align(
                 continue
             found = compare_rows(slot.target.model, slot.draft.model, prompt_ids, output, temperature)
             _pool(pooled, found)
+            run = partial(_rounds, runtime, slot, prompt_ids, max_new_tokens, temperature)
             for tally in chosen:
-                if is_head:
-                    tally.add_rounds(_rounds(runtime, slot, prompt_ids, max_new_tokens, tally.k, temperature))
-                else:
-                    tally.add(found.chances)
+                tally.add_rounds(run(tally.k)) if is_head else tally.add(found.chances)
         progress.step("timing passes")
         slot.close()
         target_ms, draft_ms = time_passes(runtime)
@@ -132,7 +131,7 @@ def align(
 
 
 def _rounds(
-    runtime: Runtime, slot: Slot, prompt: Sequence[int], max_new_tokens: int, k: int, temperature: float
+    runtime: Runtime, slot: Slot, prompt: Sequence[int], max_new_tokens: int, temperature: float, k: int
 ) -> Iterator[Round]:
     """The rounds of one text with K = k, as they run: beyond its first token a head reads its own hidden states."""
     options: Options = {"max_new_tokens": max_new_tokens, "num_speculative_tokens": k, "draft": "model"}

@@ -16,7 +16,7 @@ import numpy as np
 import specrt
 from specrt.engines.contract import ModelSpec
 from specrt.engines.errors import ParityError
-from specrt.engines.interface import Array, Memory
+from specrt.engines.interface import Memory
 from specrt.engines.manifest import LOGITS_TOLERANCE, Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
@@ -80,10 +80,11 @@ def export_with_features(
     export(options, progress)
     if given is not None and manifest is not None:
         progress.step("comparing with the given bundle")
-        _compare(given, manifest, output)
+        compare_logits(given, manifest, output)
 
 
-def _compare(given: Path, manifest: Manifest, output: Path) -> None:
+def compare_logits(given: Path, manifest: Manifest, output: Path) -> None:
+    """Raise ``ParityError`` unless both bundles' targets have the same logits on the reference ids of ``given``."""
     from specrt.exporter.parity.reference import graph_logits
 
     ids = np.load(given / manifest.target.reference)["ids"]
@@ -177,8 +178,9 @@ class BundleWriter:
         with torch.no_grad():
             last = self._target.final_norm(torch.from_numpy(features[:, width:]).to(self._target.device))
             logits = last @ self._target.lm_head.T
-        found: list[Array] = [t.cpu().numpy() for t in (last, logits.logsumexp(-1), logits.argmax(-1))]
-        return Rows(np.array(tokens, np.int32), features[:, :width], *found, first_scored)
+        normalizer, top = logits.logsumexp(-1), logits.argmax(-1)
+        last_rows, normalizers, tops = (found.cpu().numpy() for found in (last, normalizer, top))
+        return Rows(np.array(tokens, np.int32), features[:, :width], last_rows, normalizers, tops, first_scored)
 
     def __enter__(self) -> BundleWriter:
         return self

@@ -65,7 +65,7 @@ def chart_svg(history: list[Point]) -> str:
 
     from specrt.tools.report.charts import COLOURS, STYLE
 
-    style: dict[str, Any] = {name: value for name, value in STYLE.items() if not name.endswith("color")}
+    style: Any = {name: value for name, value in STYLE.items() if not name.endswith("color")}
     buffer = io.StringIO()
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(7.2, 3.0), layout="constrained")

@@ -107,8 +107,8 @@ def acceptance_from_file(path: Path, has_draft_model: bool = True) -> tuple[floa
         ) from error
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the plan on standard output, with its assumptions."""
+def print_plan(plan: Plan, notes: Sequence[str] = ()) -> None:
+    """Print the plan on standard output, with its assumptions and ``notes``."""
     console = Console(highlight=False, soft_wrap=True)
     checked = f"; {plan.device.checked}" if plan.device.checked else ""
     console.print(f"[bold]{plan.device.name}[/bold] ({plan.device.source}{checked})")
@@ -127,7 +127,7 @@ def print_plan(plan: Plan) -> None:
             f"({tokens:.2f} tokens in a round of {rounds.round_s[best] * 1e3:.1f} ms)"
         )
     _print_speedups(console, plan)
-    for line in assumptions(plan):
+    for line in (*assumptions(plan), *notes):
         console.print(f"- {line}")
 
 
@@ -144,7 +144,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"{device.bandwidth_bytes_per_s / 1e9:.0f} GB/s and {device.flops_per_s / 1e12:.2f} TFLOPS in kernels, "
         f"{device.node_overhead_us:.1f} us between two kernels; a pass takes {combined}",
         f"{plan.past} cached tokens; attention costs only the reading of the KV; one sequence at a time",
-        f"{draft}; tokens are accepted independently of each other; heads and loop cost nothing",
+        f"{draft}; tokens are accepted independently of each other; samplers and loop cost nothing",
         "GPU kernels of quantized weights read as many bytes as ours; a runtime's own workspace is not in the bytes",
     ]
 

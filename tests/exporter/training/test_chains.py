@@ -33,7 +33,8 @@ def one_step_at_a_time(head: Head, ids: torch.Tensor, taps: torch.Tensor, first:
         repeats = query.shape[1] // key.shape[1]
         all_keys, all_values = (torch.cat(found, 2).repeat_interleave(repeats, 1) for found in (keys, values))
         weights = (query @ all_keys.transpose(2, 3) * query.shape[-1] ** -0.5).softmax(-1)
-        return (weights @ all_values).transpose(1, 2)
+        out: torch.Tensor = (weights @ all_values).transpose(1, 2)
+        return out
 
     found = []
     features = list(head.fuse(taps)[: first + 1])

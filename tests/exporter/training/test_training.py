@@ -13,7 +13,7 @@ import torch
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.exporter.training.batches import Batches, Packing
 from specrt.exporter.training.learners import HeadLearner, new_head
-from specrt.exporter.training.recipe import TrainRecipe
+from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
 from specrt.exporter.training.run import claim, train_head, train_layers
 from specrt.exporter.training.store import Store
 from specrt.exporter.training.target import TrainingTarget
@@ -54,6 +54,18 @@ def test_a_trained_head_beats_the_untrained_one(target: TrainingTarget, store: S
     for before, after in zip(first.same, best.same, strict=True):
         assert after - before > 5 * sqrt((before * (1 - before) + after * (1 - after)) / num)
     assert all(after > 1.5 * before for before, after in zip(first.accepted, best.accepted, strict=True))
+
+
+@pytest.mark.slow
+def test_three_minutes_teach_a_head_most_of_a_tiny_target(target: TrainingTarget, tmp_path: Path) -> None:
+    """By the clock: 30 s of text and 2.5 minutes of training; greedy agreement of the first token above 60 %."""
+    text = TextRecipe(minutes=0.5, num_lanes=64, max_prompt_tokens=6, max_answer_tokens=24)
+    store = write_tiny_text(tmp_path / "text", target, text)
+    wanted = TrainRecipe(minutes=2.5, tokens_per_step=1024, max_rate=5e-3)
+    trained = train_head(target, store, wanted, tmp_path)
+    best = trained.state.best
+    assert best is not None and best.same[0] > 0.6
+    assert 150 <= trained.state.seconds < 170
 
 
 def test_a_copy_of_some_layers_learns(target: TrainingTarget, store: Store, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import specrt
 from specrt.engines.errors import UsageError
+from specrt.runtime.round import Round
 from specrt.runtime.runtime import Runtime
 from specrt.tools.align.align import align, verdict
 from specrt.tools.align.tally import Tally, compare_rows, log_softmax, rows_of
@@ -47,6 +48,15 @@ def test_chances_give_expected_rounds() -> None:
     assert dict(found.by_drafted) == {1: 1, 0: 0.75}
     assert found.acceptance_by_position == [0.25]
     assert found.speedup([2.0, 2.5], 0.5) == pytest.approx(2 * 2.0 / (3.0 + 0.75 * 2.0))
+
+
+def test_rounds_that_ran_are_counted_as_they_were() -> None:
+    """The prefill does not count; the second round was cut off by the end of the text."""
+    found = Tally(3)
+    rounds = [Round([7], is_prefill=True), Round([1, 2, 9], (1, 2, 3), 2), Round([4], (4, 5, 6), 1), Round([8])]
+    found.add_rounds(rounds)
+    assert (found.reached, found.accepted) == ([2, 2, 1], [2, 1, 0])
+    assert (found.tokens, dict(found.by_drafted)) == (5, {3: 2, 0: 1})
 
 
 def test_a_draft_that_never_helps_costs_its_time() -> None:

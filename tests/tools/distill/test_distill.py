@@ -13,17 +13,19 @@ from click.testing import CliRunner
 
 from specrt.engines.errors import ParityError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.progress import Silent
+from specrt.exporter.heads.files import head_from_folder
 from specrt.exporter.training.loading import load_target
 from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
-from specrt.tools.distill.bundle_text import BundleWriter, export_with_features
-from specrt.tools.distill.distill import recipes, source_of
+from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
+from specrt.tools.distill.distill import _train, recipes, source_of
 from specrt.tools.distill.options import DistillOptions
 from specrt.tools.distill.verdict import verdict_of
-from tests.exporter.training.tiny_training import TAPS, learnable_model, small_text
+from tests.exporter.training.tiny_training import SIZES, TAPS, learnable_model, small_text
 from tests.exports import Exports
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_llama_config, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +39,29 @@ def learnable(exports: Exports) -> Path:
     return made_once(exports.folder / "learnable" / "model", make)
 
 
+def test_a_head_is_written_with_its_record(learnable: Path, tmp_path: Path) -> None:
+    """In speculators' layout; time and disk are said before the text is written."""
+
+    class Notes(Silent):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    notes: list[str] = []
+    options = DistillOptions(str(learnable), tmp_path / "head", tokens=2500, threads=1)
+    _train(options, source_of(options.source), options.work_folder, Notes())
+    record = json.loads((tmp_path / "head" / "training.json").read_text())
+    assert record["text"]["num_tokens"] >= 2500 and record["draft_vocab"]["coverage"] > 0.5
+    assert len(record["history"]) >= 2 and record["best"] in record["history"]
+    assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
+    loaded = head_from_folder(tmp_path / "head", 7, 32, 320)
+    assert loaded.layout == "speculators" and loaded.config.variant.fc_norm == "each"
+    assert notes[0].startswith("text: about 2500 tokens in ") and "GB of hidden states in" in notes[0]
+    assert any(line.startswith("draft vocabulary: ") for line in notes)
+
+
+@pytest.mark.slow
 def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path: Path) -> None:
-    """A killed run leaves its text; the same command continues and leaves only the head and the pair."""
+    """It leaves only the head and the pair, and does not replace them."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the dog\nan area\nbirds sing\n")
     arguments = ["distill", str(learnable), "-o", str(tmp_path / "head"), "--tokens", "2500", "--threads", "1"]
@@ -47,11 +70,7 @@ def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path:
     assert found.exit_code == 0, found.output
     assert "use on this machine: " in found.stdout and "ngram" in found.stdout
     record = json.loads((tmp_path / "head" / "training.json").read_text())
-    assert record["text"]["num_tokens"] >= 2500 and record["draft_vocab"]["coverage"] > 0.5
     assert set(record["verdict"]["alignments"]) == {"head", "ngram", "self:int4"}
-    assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
-    config = json.loads((tmp_path / "head" / "config.json").read_text())
-    assert config["architectures"] == ["Eagle3Speculator"]
     assert not (tmp_path / "head.training").exists()
     pair = manifest_from_bundle(tmp_path / "pair")
     assert pair.draft.model is not None and pair.draft.model.spec.reads_features
@@ -88,11 +107,21 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
                 assert (written == rows.top[rows.first_scored - 1 : -1]).mean() > 0.9  # by lm_head in fp32
 
 
-def test_a_bundle_of_another_source_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
-    given = exports.bundle(exports.model(num_hidden_layers=7))
-    target = load_target(str(learnable), taps=TAPS)
-    with pytest.raises((ParityError, ValueError)):
-        export_with_features(target, None, given, tmp_path / "text")
+def test_a_bundle_whose_source_changed_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    given = exports.bundle(learnable, quantize="int8")
+    other = exports.bundle(exports.model(tiny_llama_config(**SIZES, num_hidden_layers=7)))
+    with pytest.raises(ParityError, match=r"its logits differ by .* the source or the exporter changed since"):
+        compare_logits(given, manifest_from_bundle(given), other)
+
+
+@pytest.mark.slow
+def test_layers_become_a_model_of_their_own(learnable: Path, tmp_path: Path) -> None:
+    arguments = ["distill", str(learnable), "-o", str(tmp_path / "small"), "--kind", "layers", "--num-layers", "2"]
+    found = CliRunner().invoke(main, [*arguments, "--tokens", "2000", "--threads", "1"])
+    assert found.exit_code == 0, found.output
+    assert "use on this machine: " in found.stdout
+    config = json.loads((tmp_path / "small" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2 and (tmp_path / "small" / "tokenizer.json").is_file()
 
 
 def test_verdicts() -> None:
@@ -106,7 +135,7 @@ def test_verdicts() -> None:
 def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
     options = DistillOptions("x", tmp_path / "head", minutes=30.0)
     text, train = recipes(options)
-    assert (text.minutes, train.minutes) == (pytest.approx(10), pytest.approx(20))
+    assert text.minutes == pytest.approx(10) and train.minutes == pytest.approx(20)
     text, train = recipes(replace(options, minutes=None, tokens=10_240))
     assert (text.num_tokens, train.num_steps) == (10_240, 20)
     with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):

@@ -15,7 +15,9 @@ FILE = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("target")
-@click.option("--draft", default="ngram", show_default=True, metavar="DRAFT|ngram", help="The draft's config.")
+@click.option(
+    "--draft", default="ngram", show_default=True, metavar="DRAFT|ngram|eagle3[:N]", help="The draft's config."
+)
 @click.option("--device", help="One of the table ('--device list' shows it), or a file of specrt.tools.plan.calibrate.")
 @click.option("--bandwidth", type=float, help="GB/s, without --device.")
 @click.option("--tflops", type=float, help="Dense peak in the dtype's arithmetic, without --device.")
@@ -33,11 +35,12 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
     """Predict memory and speed of TARGET with a draft on a device, from configs alone.
 
     TARGET and DRAFT are a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, a folder with a config.json, that file
-    itself, or a .gguf file; no weight is read.
+    itself, or a .gguf file; no weight is read. '--draft eagle3:N' plans an EAGLE-3 head of N ids for TARGET.
     """
     from specrt.tools.terminal.progress import quiet_libraries
 
     quiet_libraries()
+    from specrt.tools.plan.heads import head_cost_of, is_head
     from specrt.tools.plan.plan import MAX_K, acceptance_from_file, make_plan, print_plan
     from specrt.tools.plan.sizes import DEFAULT_MAX_SEQ_LEN, Shape, cost_of
 
@@ -48,8 +51,12 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
     measured, given = options["measured"], (options["acceptance"],)
     acceptance = acceptance_from_file(measured, draft != "ngram") if measured else given
     length = DEFAULT_MAX_SEQ_LEN if options["max_seq_len"] is None else options["max_seq_len"]
-    costs = [cost_of(target, Shape(dtype, options["quantize"], length, MAX_K), None, trust_remote_code)]
-    if draft != "ngram":
+    shape = Shape(dtype, options["quantize"], length, MAX_K)
+    costs = [cost_of(target, shape, None, trust_remote_code)]
+    head = head_cost_of(draft, target, shape, None, trust_remote_code) if is_head(draft) else None
+    if head is not None:
+        costs.append(head.model)
+    elif draft != "ngram":
         costs.append(cost_of(draft, Shape(dtype, options["draft_quantize"], length, MAX_K), None, trust_remote_code))
     if options["max_seq_len"] is not None and costs[0].max_seq_len < length:
         raise UsageError(
@@ -59,7 +66,7 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
     if as_json:
         click.echo(json.dumps(made.as_dict()))
     else:
-        print_plan(made)
+        print_plan(made, head.lines() if head is not None else ())
 
 
 def _device(options: dict[str, Any]) -> Any:
