@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
+from specrt.engines.backends import open_backend
 from specrt.engines.errors import UsageError
-from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
@@ -22,19 +20,19 @@ from specrt.runtime.drafting.constrained import ConstrainedModelDrafter, certain
 from specrt.runtime.drafting.drafters import DeferredDrafter, Drafter, ModelDrafter, NGramDrafter
 from specrt.runtime.drafting.tuning import tuning_for
 from specrt.runtime.model import KVCachedModel
+from specrt.runtime.models import Models
 from specrt.runtime.options import Options, options_of
 from specrt.runtime.result import Result, Stats
 from specrt.runtime.round import Round, generate_rounds
 from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.grammar import Constraint, Grammars, Vocabulary
 from specrt.runtime.settings import Settings, settings_of
-from specrt.runtime.slots import LoadedModel, Slot, SlotModel, SlotPool, sampler_engines
+from specrt.runtime.slots import Slot, SlotPool
 from specrt.runtime.stream import Stream
 from specrt.runtime.target import Target
 from specrt.runtime.text.codec import Prompt, TextCodec
 from specrt.runtime.text.stops import StopWatch
 from specrt.runtime.warming import warm_slot
-from specrt.runtime.widths import require_equal_widths
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,29 +84,16 @@ class Runtime:
         if threads is not None and threads < 1:
             raise UsageError(f"threads: got {threads}, expected 1 or more")
         self.manifest: Manifest = manifest_from_bundle(bundle)
-        self._target_backend = open_backend(bundle, self.manifest, backend, device, threads)
-        self.backend, self.device = self._target_backend.name, self._target_backend.device
+        opened = open_backend(bundle, self.manifest, backend, device, threads)
+        self.backend, self.device = opened.name, opened.device
         check_files(bundle, self.manifest)
-        self._bundle, self._threads = bundle, threads
         target, draft = self.manifest.target, self.manifest.draft
         self._vocab_size = target.spec.vocab_size
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
         self._grammars = Grammars(self._vocabulary, self.manifest.eos_token_ids)
-        drafting = self._open_draft_backend(draft_backend, draft_device)
-        self._backends = [self._target_backend, *([] if drafting is self._target_backend else [drafting])]
-        self._shares_memory = drafting.device == self.device
-        self._target = LoadedModel(self._target_backend, target)
-        if self.backend in RUNS_BUNDLES_OF:
-            with closing(self._target.open()) as model:
-                require_equal_widths(self.backend, model, target, bundle)
-        self._target_samplers = sampler_engines(self._target_backend, target, target.spec.max_rows, self._vocab_size)
+        self._models = Models(bundle, self.manifest, opened, threads, draft_backend, draft_device)
+        self._pool = SlotPool(self._models.new_slot)
         entry = draft.model or target
-        if draft.kind == "self" and drafting is self._target_backend:
-            self._draft: LoadedModel | None = self._target
-        else:
-            self._draft = LoadedModel(drafting, entry) if draft.kind != "ngram" else None
-        self._draft_samplers = sampler_engines(drafting, entry, 1, self._vocab_size)
-        self._pool = SlotPool(self._new_slot)
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
         tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
         self.estimates = OnlineEstimates.of(
@@ -128,7 +113,7 @@ class Runtime:
         draft and K. Raises ``UsageError``.
         """
         wanted = options_of(options)
-        settings = settings_of(wanted, self.manifest, self._shares_memory)
+        settings = settings_of(wanted, self.manifest, self._models.shares_memory)
         ids = self.codec.encode(prompt, wanted.chat)
         max_seq_len = self.manifest.target.spec.max_seq_len
         if len(ids) >= max_seq_len:
@@ -152,7 +137,7 @@ class Runtime:
 
     def reserve(self, num_sequences: int) -> None:
         """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
-        for slot in [self._with_draft(self._new_slot()) for _ in range(num_sequences)]:
+        for slot in [self._models.with_draft(self._models.new_slot()) for _ in range(num_sequences)]:
             self._pool.give_back(slot)
 
     def warm(self, progress: Progress = SILENT) -> None:
@@ -163,16 +148,16 @@ class Runtime:
         """
         slot = self._pool.take([], 1)
         try:
-            warm_slot(self, self._with_draft(slot), progress)
+            warm_slot(self, self._models.with_draft(slot), progress)
         finally:
             self._pool.give_back(slot)
-        for backend in self._backends:
+        for backend in self._models.backends:
             backend.save_cache()
 
     @property
     def cache_paths(self) -> list[Path]:
         """The files of the kernels that its backends compile on this machine; empty if they compile none."""
-        return [backend.cache_path for backend in self._backends if backend.cache_path is not None]
+        return [backend.cache_path for backend in self._models.backends if backend.cache_path is not None]
 
     @property
     def num_idle_slots(self) -> int:
@@ -186,14 +171,7 @@ class Runtime:
         passes have two rows or more, so its logits are bit-identical to a reproducible target's. The draft has its own
         cache, also in bundles where drafts of a generation read the target's.
         """
-        slot = Slot(SlotModel(self._target.open(), self._target_samplers))
-        if draft == "self":
-            target = self._target.entry
-            samplers = sampler_engines(self._target_backend, target, 1, self._vocab_size)
-            slot.draft = SlotModel(self._target.open(), samplers, min_width=2)
-        elif draft == "model":
-            slot.draft = self._new_draft(slot, shares_kv=False)
-        return slot
+        return self._models.open_slot(draft)
 
     def begin(
         self, slot: Slot, prompt: Sequence[int], settings: Settings, constraint: Constraint | None = None
@@ -215,7 +193,7 @@ class Runtime:
     def _begin_draft(
         self, slot: Slot, prompt: Sequence[int], settings: Settings, target: Target, constraint: Constraint | None
     ) -> ModelDrafter:
-        draft = self._with_draft(slot).draft
+        draft = self._models.with_draft(slot).draft
         assert draft is not None, "settings allow draft 'model' only where the bundle has one"
         draft.begin(prompt, min_width=1)
         sampler = DraftSampler(draft, slot.target, settings, len(prompt), constraint)
@@ -233,7 +211,7 @@ class Runtime:
         """
         is_processed = settings.penalizes or bool(settings.logits_processors) or settings.structure is not None
         is_known = not settings.is_greedy or draft.spec.vocab_size <= self._vocab_size
-        is_async = self._shares_memory and draft.binding.is_async and target.binding.is_async
+        is_async = self._models.shares_memory and draft.binding.is_async and target.binding.is_async
         return is_async and is_known and not is_processed
 
     def close(self) -> None:
@@ -256,49 +234,6 @@ class Runtime:
                 "suffix at the end of words, no decoder), expected one of bytes; leave the grammar out"
             )
         return Vocabulary(self.codec.token_bytes, self.codec.special_tokens.values(), self._vocab_size)
-
-    def _open_draft_backend(self, backend: str | None, device: str | None) -> Backend:
-        """The draft's backend: the target's, unless another backend or device is given."""
-        if self.manifest.draft.kind == "ngram" and (backend or device):
-            raise UsageError(f"draft device: this bundle has no draft model, got {backend or device}; leave it out")
-        if backend in (None, self.backend):
-            backend, device = self.backend, device or self.device
-        if (backend, device) == (self.backend, self.device):
-            return self._target_backend
-        if self._has_head:
-            raise UsageError(
-                f"draft device: the draft is a head, which runs where its target does ({self.backend} on {self.device})"
-                f", got {backend} on {device or 'its own'}; leave it out"
-            )
-        return open_backend(self._bundle, self.manifest, backend, device, self._threads)
-
-    def _new_slot(self) -> Slot:
-        slot = Slot(SlotModel(self._target.open(), self._target_samplers))
-        if self._has_head:
-            slot.draft = self._new_draft(slot, shares_kv=False)
-        return slot
-
-    def _with_draft(self, slot: Slot) -> Slot:
-        if slot.draft is None and self._draft is not None:
-            slot.draft = self._new_draft(slot, self._shares_kv)
-        return slot
-
-    def _new_draft(self, slot: Slot, shares_kv: bool) -> SlotModel:
-        assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
-        target = slot.target.model
-        if self._has_head:
-            target.rollback(0)  # the features of what it holds were not kept
-            return SlotModel(self._draft.open_head(target), self._draft_samplers)
-        return SlotModel(self._draft.open(target if shares_kv else None), self._draft_samplers)
-
-    @property
-    def _has_head(self) -> bool:
-        entry = self.manifest.draft.model
-        return entry is not None and entry.spec.reads_features
-
-    @property
-    def _shares_kv(self) -> bool:
-        return self.manifest.draft.shares_kv and self._shares_memory
 
     def rounds(self, slot: Slot, completion: Completion, stats: Stats) -> Iterator[Round]:
         """``generate_rounds`` in ``slot``. ``stats`` is exact at every yield."""

@@ -10,7 +10,7 @@ from specrt.engines.contract import ModelSpec, model_contract
 from specrt.engines.interface import Backend, Engine
 from specrt.engines.manifest import ModelEntry
 from specrt.engines.samplers import sampler_contract
-from specrt.runtime.head import HeadModel
+from specrt.runtime.drafting.head import HeadModel
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.samplers import SamplerEngines, SlotSamplers
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from specrt.engines.contract import FEATURE_CACHE, LOGITS, past_name
 from specrt.engines.manifest import ModelEntry
-from specrt.runtime.head import HeadModel
+from specrt.runtime.drafting.head import HeadModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings

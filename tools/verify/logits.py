@@ -8,7 +8,7 @@ import numpy as np
 
 from specrt.engines.contract import UNDRAFTED
 from specrt.engines.interface import Array
-from specrt.runtime.head import HeadModel
+from specrt.runtime.drafting.head import HeadModel
 from specrt.runtime.model import KVCachedModel
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specrt.engines.contract import LOGITS, ModelSpec
 from specrt.engines.fake import FakeEngine, FakeHead, FakeSampler, Pairs, fake_spec, feature_of, hidden_of
 from specrt.runtime.drafting.drafters import ModelDrafter
-from specrt.runtime.head import HeadModel
+from specrt.runtime.drafting.head import HeadModel
 from specrt.runtime.model import KVCachedModel
 from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.samplers import SamplerEngines
