@@ -83,7 +83,9 @@ class _Engine:
 
 def feature_of(prefix: Sequence[float]) -> float:
     """The fake target's feature after ``prefix``: a number that fp32 holds exactly."""
-    return float(int.from_bytes(hashlib.blake2b(array("d", prefix).tobytes(), digest_size=4).digest()) % (1 << 22))
+    return float(
+        int.from_bytes(hashlib.blake2b(array("d", prefix).tobytes(), digest_size=4).digest(), "big") % (1 << 22)
+    )
 
 
 def hidden_of(pairs: Pairs) -> float:
