@@ -30,6 +30,9 @@ def widen(model: ir.Model) -> ir.Model:
     for node in model.graph:
         if node.op_type == "Cast" and ir.DataType(node.attributes["to"].as_int()) in _HALVES:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+        for name, attribute in list(node.attributes.items()):  # the value of a Constant or a ConstantOfShape
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _HALVES:
+                node.attributes[name] = ir.AttrTensor(name, _widened(attribute.as_tensor())())
     return model
 
 

@@ -30,7 +30,8 @@ def emit(
     """The attention of ``layer`` in the dialect of ``state``, which also collects its KV outputs. -> [1, M, H, Dv]"""
     query, key, value = (_padded(states, site.kv_head_dim) for states in (query, key, value))
     output = _EMITTERS[state.dialect](state, layer, site, (query, key, value))  # [1, M, H, D]
-    return output if site.value_dim == site.kv_head_dim else output[..., : site.value_dim]
+    output = output if site.value_dim == site.kv_head_dim else output[..., : site.value_dim]
+    return output.contiguous()  # as transformers' own attention functions return it: some models view it
 
 
 def _padded(states: torch.Tensor, size: int) -> torch.Tensor:

@@ -36,7 +36,9 @@ def nodes_of(graph: ir.Model) -> list[tuple[Any, ...]]:
     nodes = []
     for node in graph.graph:
         attributes = {
-            name: str(a.value) for name, a in node.attributes.items() if (node.op_type, name) != ("Cast", "to")
+            name: str(a.as_tensor().numpy().tolist() if a.type == ir.AttributeType.TENSOR else a.value)
+            for name, a in node.attributes.items()
+            if (node.op_type, name) != ("Cast", "to")
         }
         nodes.append((node.domain, node.op_type, len(node.inputs), sorted(attributes.items())))
     return nodes

@@ -48,7 +48,12 @@ class Traces:
         def save(folder: Path) -> None:
             folder.mkdir()
             model = tiny_model(name) if dtype == "float32" else rounded_model(name, getattr(torch, dtype))
-            ir.save(trace(model, tiny_spec(model, dtype, dialect)), folder / "model.onnx", external_data="data")
+            ir.save(
+                trace(model, tiny_spec(model, dtype, dialect)),
+                folder / "model.onnx",
+                external_data="data",
+                size_threshold_bytes=4096,
+            )
 
         return ir.load(made_once(self._folder / digest(name, dtype, dialect), save) / "model.onnx")
 
