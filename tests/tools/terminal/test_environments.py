@@ -41,6 +41,8 @@ class Row:
 
 ROWS = {
     "export": Row(["{model}", "-o", "{out}/exported"], is_long=True),
+    "distill": Row(["{bundle}", "-o", "{out}/head", "--tokens", "2000"], is_long=True),
+    "warm": Row(["{bundle}"]),
     "build": Row(["{bundle}", "--backend", "tensorrt"], code=errors.BackendError.exit_code),
     "generate": Row(["{bundle}", "--prompt", "naïve 你好", *SHORT]),
     "chat": Row(["{bundle}", *SHORT]),
