@@ -59,7 +59,8 @@ def test_ids_are_those_of_the_dialect_of_onnx_runtime(
     assert sum(accepted[1:]) > 0 and sum(accepted[:-1]) > 0, "some drafts are accepted, and some rolled back"
 
 
-@pytest.mark.parametrize("name", ["gemma2-head-of-12", pytest.param("qwen3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma2-head-of-12", "qwen3"])
 def test_ids_of_other_architectures(
     name: str, exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path:
     assert again.exit_code == 2 and "exists already; pass --force" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
     exports: Exports, learnable: Path, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
                 assert (written == rows.top[rows.first_scored - 1 : -1]).mean() > 0.9  # by lm_head in fp32
 
 
+@pytest.mark.slow
 def test_a_bundle_whose_source_changed_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
     given = exports.bundle(learnable, quantize="int8")
     other = exports.bundle(exports.model(tiny_llama_config(**SIZES, num_hidden_layers=7)))
