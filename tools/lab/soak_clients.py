@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from specrt.tools.lab.soak_jobs import CHAT, COMPLETIONS, Job, said
+from specrt.tools.lab.soak_jobs import CHAT, COMPLETIONS, Job, joined
 
 _BUSY = (429,)
 _JSON = {"content-type": "application/json"}
@@ -44,7 +44,7 @@ def whole(server: Server, job: Job, chance: random.Random) -> str:
     if response.status_code in _BUSY:
         return "busy"
     choice = response.json()["choices"][0]
-    return _compared(said(choice.get("message", choice)), job)
+    return _compared(joined([choice.get("message", choice)]), job)
 
 
 def streamed(server: Server, job: Job, chance: random.Random) -> str:
@@ -137,7 +137,8 @@ CLIENTS: dict[str, Client] = {
 
 
 def _read(server: Server, job: Job, pause_s: float, num_lines: int | None = None) -> str:
-    text, body = "", {**job.body, "stream": True}
+    deltas: list[Mapping[str, Any]] = []
+    body = {**job.body, "stream": True}
     with httpx.stream("POST", server.url + job.path, json=body, timeout=60) as response:
         if response.status_code in _BUSY:
             return "busy"
@@ -145,10 +146,10 @@ def _read(server: Server, job: Job, pause_s: float, num_lines: int | None = None
             if number == num_lines:
                 return "left"
             if line == "data: [DONE]":
-                return _compared(text, job)
+                return _compared(joined(deltas), job)
             if line:
                 choice = json.loads(line.removeprefix("data: "))["choices"][0]
-                text += said(choice.get("delta", choice))
+                deltas.append(choice.get("delta", choice))
                 time.sleep(pause_s)
     return "left" if num_lines is not None else "failed: the stream ended early"
 

@@ -49,19 +49,18 @@ _STRUCTURED: Sequence[dict[str, Any]] = (
 
 @dataclass(frozen=True)
 class Job:
-    """A request: the path and the body; ``text`` is what it says (``said``) without other requests."""
+    """A request: the path and the body; ``text`` is its answer (``joined``) without other requests."""
 
     path: str
     body: Mapping[str, Any]
     text: str
 
 
-def said(part: Mapping[str, Any]) -> str:
-    """The text and the tool calls of a choice, a message or a delta. Those of deltas are joined."""
-    calls = "".join(
-        call["function"].get("name", "") + call["function"].get("arguments", "") for call in part.get("tool_calls", ())
-    )
-    return (part.get("text") or part.get("content") or "") + calls
+def joined(parts: Sequence[Mapping[str, Any]]) -> str:
+    """The text, and after it the tool calls, of a choice, of a message or of the deltas of a stream."""
+    text = "".join(part.get("text") or part.get("content") or "" for part in parts)
+    calls = (call["function"] for part in parts for call in part.get("tool_calls", ()))
+    return text + "".join(call.get("name", "") + call.get("arguments", "") for call in calls)
 
 
 def jobs_of(bundle: Path) -> list[Job]:
@@ -94,7 +93,7 @@ def _alone(service: Service, path: str, body: Mapping[str, Any]) -> str:
         delta += choice.add(step)
     delta += choice.end()
     answer = Answer(wanted, "soak", "", num_prompt_tokens).whole([choice], {0: delta})["choices"][0]
-    return said(answer.get("message", answer))
+    return joined([answer.get("message", answer)])
 
 
 def with_tools(bundle: Path, folder: Path) -> Path:
