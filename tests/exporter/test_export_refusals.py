@@ -170,7 +170,7 @@ def test_interrupted_command_exits_with_130_and_leaves_nothing(models: dict[str,
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None and not list(tmp_path.glob(".bundle.partial-*")):
+    while time.monotonic() < deadline and process.poll() is None and not list(tmp_path.glob(".bundle.partial-*/[!.]*")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
