@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click import Command
+from click import Command, Context
 from click.testing import CliRunner
 
 from specrt.tools.cli import main
@@ -58,7 +58,9 @@ def test_the_image_serves_as_a_user_with_a_health_check(stages: list[list[tuple[
     assert users == ["10001"] and f"useradd --uid {users[0]}" in final["RUN"]
     program, name, *arguments = json.loads(final["ENTRYPOINT"])
     assert program in TABLE["project"]["scripts"] and isinstance(main.commands[name], Command)
-    context = main.commands[name].make_context(name, [*arguments, "--reproducible"])  # options may follow
+    # Below the group, whose names of the help option a command keeps from its first use on; options may follow.
+    group = Context(main, info_name="specrt", **main.context_settings)
+    context = main.commands[name].make_context(name, [*arguments, "--reproducible"], parent=group)
     assert (str(context.params["bundle"]), context.params["host"]) == ("/bundle", "0.0.0.0")
     check = json.loads(final["HEALTHCHECK"].partition("CMD ")[2])
     (url,) = re.findall(r"'(http://.*?)'", check[-1])
