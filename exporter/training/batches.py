@@ -139,3 +139,14 @@ class Batches:
                 flat["is_scored"][row, start + entry.first_scored - 1 : part.stop] = True
                 start = part.stop
         return Batch(**{name: torch.from_numpy(values).to(self._device) for name, values in flat.items()})
+
+
+def packed_mask(document: torch.Tensor) -> torch.Tensor:
+    """Additive causal mask [R, 1, L, L] f32 within each conversation; ``document`` [R, L] numbers them, -1 is padding.
+
+    Every position sees itself, so that rows of padding are finite.
+    """
+    length = document.shape[1]
+    same = document[:, :, None] == document[:, None, :]
+    seen = same & torch.ones(length, length, dtype=torch.bool, device=document.device).tril()
+    return torch.zeros(seen.shape, device=document.device).masked_fill_(~seen, float("-inf"))[:, None]

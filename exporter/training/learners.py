@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from specrt.engines.errors import UnsupportedModelError
 from specrt.exporter.heads.config import HeadConfig, HeadVariant
 from specrt.exporter.heads.module import Head
-from specrt.exporter.training.attention import ChainAttention, packed_mask
-from specrt.exporter.training.batches import Batch
+from specrt.exporter.heads.unroll import ChainAttention
+from specrt.exporter.training.batches import Batch, packed_mask
 from specrt.exporter.training.loss import Agreement, Objective, agree, draft_loss
 from specrt.exporter.training.target import TrainingTarget
 from specrt.exporter.training.vocabulary import DraftVocabulary

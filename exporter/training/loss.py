@@ -8,7 +8,7 @@ once, and no [N, D] matrix is kept for the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +73,16 @@ def rows_loss(
     return -total.log(), gradient, accepted
 
 
+def _chunks(
+    hidden: torch.Tensor, weight: torch.Tensor, wanted: Wanted, ids: torch.Tensor
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """The rows of each chunk, the draft's logits [n, D] f32 there, and whether its argmax is the target's [n]."""
+    for start in range(0, len(wanted), CHUNK):
+        part = slice(start, start + CHUNK)
+        logits = (hidden[part] @ weight.T).float()
+        yield part, logits, ids[logits.argmax(-1)] == wanted.top[part]
+
+
 class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -88,10 +98,7 @@ class _DraftLoss(torch.autograd.Function):
         by_hidden = torch.empty_like(hidden)
         by_weight = torch.zeros_like(weight) if weight.requires_grad else None
         total = hidden.new_zeros((), dtype=torch.float32)
-        for start in range(0, num, CHUNK):
-            part = slice(start, start + CHUNK)
-            logits = (hidden[part] @ weight.T).float()
-            agrees = ids[logits.argmax(-1)] == wanted.top[part]
+        for part, logits, agrees in _chunks(hidden, weight, wanted, ids):
             loss, gradient, accepted = rows_loss(logits, wanted.log_p(part), objective)
             agreement.add(accepted, agrees)
             total += loss.sum()
@@ -128,8 +135,6 @@ def draft_loss(
 
 def agree(hidden: torch.Tensor, weight: torch.Tensor, wanted: Wanted, agreement: Agreement, ids: torch.Tensor) -> None:
     """Add acceptance and equal argmaxes to ``agreement``, without a loss."""
-    for start in range(0, len(wanted), CHUNK):
-        part = slice(start, start + CHUNK)
-        logits = (hidden[part] @ weight.T).float()
+    for part, logits, agrees in _chunks(hidden, weight, wanted, ids):
         accepted = torch.minimum(wanted.log_p(part).exp(), logits.softmax(-1)).sum(-1)
-        agreement.add(accepted, ids[logits.argmax(-1)] == wanted.top[part])
+        agreement.add(accepted, agrees)

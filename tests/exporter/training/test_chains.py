@@ -8,7 +8,8 @@ from transformers import LlamaConfig
 
 from specrt.exporter.heads.config import HeadConfig, HeadVariant
 from specrt.exporter.heads.module import Head
-from specrt.exporter.training.attention import ChainAttention, packed_mask
+from specrt.exporter.heads.unroll import ChainAttention
+from specrt.exporter.training.batches import packed_mask
 
 VOCAB, SIZE, DEPTH = 40, 16, 4
 
