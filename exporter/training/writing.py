@@ -208,5 +208,5 @@ class TextWriter:
         length = len(lane.ids) - 1  # the last id was not fed
         taps, last, normalizer, top = (buffer[index, :length] for buffer in self._buffers)
         ids = np.array(lane.ids[:length], np.int32)
-        rows = Rows(ids, taps, last, normalizer, top, lane.first_scored)
+        rows = Rows(ids, taps, last, normalizer, top, len(lane.outline.opening), lane.first_scored)
         return store.add(lane.outline.number, rows, seconds, lane.outline.is_held_out)

@@ -133,7 +133,7 @@ class BundleWriter:
             outline = self._outlines(number)
             tokens, first_scored = self._converse(outline)
             if len(tokens) > first_scored + 1:
-                rows = self._rows(tokens[:-1], first_scored)
+                rows = self._rows(tokens[:-1], len(outline.opening), first_scored)
                 clipped += store.add(number, rows, time.monotonic() - started, outline.is_held_out)
             number += 1
         if clipped:
@@ -168,7 +168,7 @@ class BundleWriter:
             pass
         return list(completion.tokens)
 
-    def _rows(self, tokens: Sequence[int], first_scored: int) -> Rows:
+    def _rows(self, tokens: Sequence[int], *first: int) -> Rows:
         import torch
 
         from specrt.exporter.training.store import Rows
@@ -180,7 +180,7 @@ class BundleWriter:
             logits = last @ self._target.lm_head.T
         normalizer, top = logits.logsumexp(-1), logits.argmax(-1)
         last_rows, normalizers, tops = (found.cpu().numpy() for found in (last, normalizer, top))
-        return Rows(np.array(tokens, np.int32), features[:, :width], last_rows, normalizers, tops, first_scored)
+        return Rows(np.array(tokens, np.int32), features[:, :width], last_rows, normalizers, tops, *first)
 
     def __enter__(self) -> BundleWriter:
         return self

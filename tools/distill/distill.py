@@ -15,7 +15,8 @@ from specrt.engines.errors import UsageError
 from specrt.engines.manifest import MANIFEST_NAME, Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
-from specrt.engines.storage.folders import check_place, new_folder
+from specrt.engines.storage.folders import LOCK_NAME, check_place, new_folder
+from specrt.engines.storage.locks import lock
 from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
 from specrt.tools.distill.record import add_verdict, write_record
 from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
@@ -111,7 +112,7 @@ def source_of(name: str) -> Source:
 
 
 def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
-    """The parts of the time: a third for the text, the rest for the training. Or tokens, and passes over them."""
+    """The parts of the time: two fifths for the text, the rest for the training. Or tokens, and passes over them."""
     from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
 
     seed, vocab = options.seed, options.max_draft_vocab
@@ -244,7 +245,10 @@ def _check_output(options: DistillOptions, progress: Progress) -> None:
 
 @contextmanager
 def _claimed(options: DistillOptions) -> Iterator[Path]:
-    """The work folder, if it is new or an interrupted run of the same options left it. Raises ``UsageError``."""
+    """The work folder, locked, if it is new or an interrupted run of the same options left it.
+
+    Raises ``UsageError`` for other options, ``ResourceError`` while another process works in it.
+    """
     from specrt.exporter.training.run import claim
 
     text, train = recipes(options)
@@ -258,5 +262,9 @@ def _claimed(options: DistillOptions) -> Iterator[Path]:
         "text": dataclasses.asdict(text),
         "training": dataclasses.asdict(train),
     }
-    claim(options.work_folder, settings)
-    yield options.work_folder
+    folder = options.work_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("ab") as file:
+        lock(file, f"{folder}: another process trains in it; wait for it, or choose another --output")
+        claim(folder, settings)
+        yield folder

@@ -11,15 +11,10 @@ from typing import Any, BinaryIO
 
 from specrt.engines.errors import ResourceError, UsageError
 from specrt.engines.storage.files import cannot_write
+from specrt.engines.storage.locks import lock
 from specrt.serving.protocol.errors import ApiError, invalid
 from specrt.serving.protocol.fields import Fields
 from specrt.serving.protocol.responses import encoded
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 
@@ -132,16 +127,7 @@ class Answers:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, for additions. The system frees its lock when this process ends, however it ends."""
+    """The file, for additions, locked."""
     file = path.open("ab")
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ResourceError(
-            f"{path}: another process writes answers to it; wait for it, or give another file"
-        ) from error
-    except OSError:
-        pass  # a file system without locks
+    lock(file, f"{path}: another process writes answers to it; wait for it, or give another file")
     return file

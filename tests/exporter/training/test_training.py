@@ -144,6 +144,19 @@ def test_chain_rows_stay_in_their_conversation(store: Store) -> None:
         assert bool(scored[rows + offset].all()) and bool((document[rows] >= 0).all())
 
 
+def test_prompts_of_the_target_train_and_answers_alone_are_held_out(store: Store) -> None:
+    packing = Packing.of(store, 256)
+    batches = Batches(store, packing, 0, torch.device("cpu"))
+    trained = [batches.batch(0, index) for index in range(batches.num_per_epoch)]
+    held_out = list(batches.held_out(10**6))
+    for parts, is_held_out in ((trained, False), (held_out, True)):
+        entries = list(store.chosen(is_held_out))
+        first = [entry.first_scored if is_held_out else entry.first_written for entry in entries]
+        expected = sum(entry.num_tokens - start + 1 for entry, start in zip(entries, first, strict=True))
+        assert sum(int(part.is_scored.sum()) for part in parts if part is not None) == expected
+    assert any(entry.first_written < entry.first_scored for entry in store.chosen(False))
+
+
 def test_the_rate_warms_up_and_falls() -> None:
     full = TrainRecipe()
     assert rate_at(0.0, full) < rate_at(0.015, full) < rate_at(0.03, full) == pytest.approx(1e-3)

@@ -31,7 +31,7 @@ def test_lanes_store_what_a_whole_pass_computes(target: TrainingTarget, store: S
         rows = store.rows(entry)
         with torch.no_grad(), target.tapped() as found:
             logits = target.model(input_ids=torch.from_numpy(rows.ids.astype(np.int64))[None]).logits[0]
-        scored = slice(rows.first_scored - 1, None)
+        scored = slice(rows.first_written - 1, None)
         np.testing.assert_allclose(rows.taps, found.taps[0], rtol=2e-2, atol=2e-2)
         np.testing.assert_allclose(rows.last, found.last[0], rtol=2e-2, atol=2e-2)
         np.testing.assert_allclose(rows.normalizer[scored], logits.logsumexp(-1)[scored], rtol=1e-4, atol=1e-4)
@@ -55,6 +55,7 @@ def test_conversations_have_the_parts_of_the_chat_template(target: TrainingTarge
         closing = rows.ids[rows.first_scored - len(outline.closing) : rows.first_scored]
         assert tuple(rows.ids[: len(outline.opening)]) == outline.opening
         assert tuple(closing) == outline.closing
+        assert rows.first_written == len(outline.opening) < rows.first_scored - len(outline.closing) + 1
         assert not set(target.eos_ids) & set(rows.ids[rows.first_scored :].tolist())
 
 

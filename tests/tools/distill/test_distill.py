@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.errors import ParityError, ResourceError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.progress import Silent
 from specrt.exporter.heads.files import head_from_folder
@@ -20,7 +20,7 @@ from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
 from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
-from specrt.tools.distill.distill import _train, recipes, source_of
+from specrt.tools.distill.distill import _claimed, _train, distill, recipes, source_of
 from specrt.tools.distill.options import DistillOptions
 from specrt.tools.distill.verdict import verdict_of
 from tests.exporter.training.tiny_training import SIZES, TAPS, learnable_model, small_text
@@ -137,11 +137,19 @@ def test_verdicts() -> None:
 def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
     options = DistillOptions("x", tmp_path / "head", minutes=30.0)
     text, train = recipes(options)
-    assert text.minutes == pytest.approx(10) and train.minutes == pytest.approx(20)
+    assert text.minutes == pytest.approx(12.6) and train.minutes == pytest.approx(17.4)
     text, train = recipes(replace(options, minutes=None, tokens=10_240))
     assert (text.num_tokens, train.num_steps) == (10_240, 20)
     with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):
         replace(options, tokens=5)
+
+
+def test_one_process_works_in_a_folder(tmp_path: Path) -> None:
+    options = DistillOptions("nothing that exists", tmp_path / "head", tokens=100)
+    with _claimed(options), pytest.raises(ResourceError, match=r"head.training: another process trains in it"):
+        distill(options)
+    with _claimed(options) as folder:  # free again
+        assert folder == options.work_folder
 
 
 def test_torch_does_not_write_for_a_quantized_bundle(exports: Exports, learnable: Path, tmp_path: Path) -> None:

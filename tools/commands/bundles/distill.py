@@ -15,7 +15,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 @click.argument("source", metavar="BUNDLE_OR_TARGET")
 @click.option("--output", "-o", required=True, type=OUTPUT_FOLDER, metavar="HEAD", help="The folder to write.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
-@click.option("--minutes", type=float, help="A third for the text, the rest for the training.  [default: 60]")
+@click.option("--minutes", type=float, help="Two fifths for the text, the rest for the training.  [default: 60]")
 @click.option("--tokens", type=int, help="Tokens of text, in place of --minutes; four passes train on them.")
 @click.option("--bundle", type=OUTPUT_FOLDER, metavar="DIR", help="Export the pair to this folder as well.")
 @click.option(
