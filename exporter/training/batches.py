@@ -19,8 +19,8 @@ _MAX_OPEN = 16  # rows that are filled at the same time
 @dataclass(frozen=True)
 class Batch:
     """R rows of L positions. ``document`` [R, L] numbers the conversations of a row, -1 is padding; ``positions`` count
-    within them. ``is_scored`` [R, L]: the target's distribution at the position counts: before each token of an answer, and in training
-    of a prompt that the target wrote. The rest as in ``Rows``.
+    within them. ``is_scored`` [R, L]: the target's distribution at the position counts: before each token of an answer,
+    and in training of a prompt that the target wrote. The rest as in ``Rows``.
     """
 
     ids: torch.Tensor

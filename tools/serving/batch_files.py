@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.errors import UsageError
 from specrt.engines.storage.files import cannot_write
 from specrt.engines.storage.locks import lock
 from specrt.serving.protocol.errors import ApiError, invalid
