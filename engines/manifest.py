@@ -15,7 +15,7 @@ from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
 from specrt.engines.samplers import SAMPLER_NAMES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
+from specrt.engines.contract import ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
 from specrt.engines.gpu.device import Device, DeviceArray, aligned, encoded
 from specrt.engines.interface import Array, Memory, begins_with
 from specrt.engines.samplers import HOST_WRITTEN
@@ -94,9 +94,9 @@ class DeviceBinding:
             self.device.upload(address + index * mirror.itemsize, mirror[index : index + 1])
         return None
 
-    def write(self, name: str, values: Array) -> None:
+    def write(self, name: str, values: Array, start: int = 0) -> None:
         """See ``Binding.write``."""
-        tensor = self._tensors[name]
+        tensor = self._tensors[name][start:]
         if not begins_with(tensor.shape, values.shape):
             raise ValueError(f"{name}: got values of shape {list(values.shape)}, expected rows of {list(tensor.shape)}")
         if tensor.mirror is not None:
@@ -184,7 +184,7 @@ class DeviceBinding:
 
     def shapes(self, width: int, rows: int) -> dict[str, tuple[int, ...]]:
         """The shape of each input in a pass."""
-        dims = {WIDTH: width, ROWS: rows, CAPACITY: self.contract.limits[CAPACITY]}
+        dims = {**self.contract.limits, WIDTH: width, ROWS: rows}
         return {tensor.name: tensor.resolve(dims) for tensor in self.contract.inputs}
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Protocol
 
 from specrt.engines.interface import Binding
@@ -141,7 +140,7 @@ class DeferredDrafter(ModelDrafter):
         binding = self.model.binding
         if self.is_timed:
             binding.mark(0)
-        with binding.together() if self.model.has_fixed_copies else nullcontext():
+        with binding.together():
             for _ in range(k):
                 width, _ = self.model.feed(pending, 1, late)
                 self._sampler.draw(width, committed, drafted)

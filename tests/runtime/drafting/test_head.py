@@ -46,9 +46,11 @@ class Slot:
 
     def __init__(self, min_width: int = 1) -> None:
         self._min_width = min_width
-        self.target = self._slot(KVCachedModel(FakeEngine(SPEC, hashed(1, VOCAB_SIZE)), SPEC), SPEC)
         spec = replace(SPEC, reads_features=True)
-        self.head = HeadModel(FakeHead(spec, next_of), spec, self.target.model)
+        self.head = HeadModel(FakeHead(spec, next_of), spec)
+        engine = FakeEngine(SPEC, hashed(1, VOCAB_SIZE))
+        self.target = self._slot(KVCachedModel(engine, SPEC, feature_memory=self.head.feature_memory), SPEC)
+        self.target.model.feature_reader = self.head
         self.draft = self._slot(self.head, replace(spec, max_rows=1))
         self.tokens: list[int] = []
 
