@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest
 from specrt.runtime.slots import LoadedModel, Slot, SlotModel, sampler_engines
@@ -52,7 +52,11 @@ class Models:
             return Slot(SlotModel(self._target.open(), self._target_samplers))
         assert self._draft is not None
         head = self._draft.open_head()
-        target = self._target.open(head=head)
+        try:
+            target = self._target.open(head=head)
+        except SpecrtError:
+            head.close()
+            raise
         return Slot(SlotModel(target, self._target_samplers), SlotModel(head, self._draft_samplers))
 
     def with_draft(self, slot: Slot) -> Slot:

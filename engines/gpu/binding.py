@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from specrt.engines.contract import ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
+from specrt.engines.errors import SpecrtError
 from specrt.engines.gpu.device import Device, DeviceArray, aligned, encoded
 from specrt.engines.interface import Array, Memory, begins_with
 from specrt.engines.samplers import HOST_WRITTEN
@@ -39,8 +40,12 @@ class DeviceBinding:
                 self._tensors[buffer.name] = self._checked(buffer, shared[buffer.name])
             else:
                 own.append(buffer)
-        self._allocate([buffer for buffer in own if buffer.name not in HOST_WRITTEN])
-        self._mail_address, self._mail = self._allocate_mailbox([b for b in own if b.name in HOST_WRITTEN])
+        try:
+            self._allocate([buffer for buffer in own if buffer.name not in HOST_WRITTEN])
+            self._mail_address, self._mail = self._allocate_mailbox([b for b in own if b.name in HOST_WRITTEN])
+        except SpecrtError:
+            device.free(self._owned)
+            raise
         self.host: Mapping[str, Array] = {
             name: tensor.mirror for name, tensor in self._tensors.items() if tensor.mirror is not None
         }
@@ -157,12 +162,18 @@ class DeviceBinding:
 
     def mark(self, number: int) -> None:
         """See ``Binding.mark``."""
+        if (collector := self.device.collector) is not None:
+            collector.mark(self, number)
+        else:
+            self.record(number)
+
+    def record(self, number: int, is_captured: bool = False) -> None:
+        """Record an event at once, or in each run of the graph that is being captured."""
         api = self.device.api
-        self.device.submit()
         with self.device.lock:
             if not self._events:
                 self._events = [api.new_event(), api.new_event()]
-            api.record(self._events[number])
+            api.record(self._events[number], is_captured)
 
     def elapsed_ms(self) -> float | None:
         """See ``Binding.elapsed_ms``."""

@@ -27,7 +27,7 @@ GRAPH_BYTES, ANSWER_BYTES = 512 << 10, 16 << 10  # of what the host writes and r
 AREA_BYTES = 2 * GRAPH_BYTES + ANSWER_BYTES  # on the host and on the GPU, of a slot's model
 MOST_GRAPHS, MOST_SEEN = 128, 512  # of a slot's model; the oldest are dropped
 
-_UPLOAD, _COPY, _RUN, _DOWNLOAD = range(4)
+_UPLOAD, _COPY, _RUN, _DOWNLOAD, _MARK = range(5)
 _Step = tuple[Any, ...]  # one of them, and its arguments without contents
 
 
@@ -70,6 +70,10 @@ class RoundGraphs:
     def run(self, binding: DeviceBinding, width: int, rows: int) -> None:
         """Note a pass."""
         self._steps.append((_RUN, binding, width, rows))
+
+    def mark(self, binding: DeviceBinding, number: int) -> None:
+        """Note an event of ``binding``."""
+        self._steps.append((_MARK, binding, number))
 
     def read(self, tensors: Sequence[DeviceArray]) -> list[Array]:
         """Submit what was noted and return copies of the tensors, as ``Device.read``."""
@@ -123,6 +127,8 @@ class RoundGraphs:
                 self._device.upload(arguments[0], next(data))
             elif kind == _COPY:
                 self._device.copy(*arguments)
+            elif kind == _MARK:
+                arguments[0].record(arguments[1])
             else:
                 binding, width, rows = arguments
                 binding.launch(width, rows)
@@ -215,6 +221,8 @@ class _Area:
                 source, size = arguments
                 api.download(answer, source, size)
                 answer += aligned(size)
+            elif kind == _MARK:
+                arguments[0].record(arguments[1], is_captured=True)
             elif not arguments[0].enqueue_captured(*arguments[1:]):
                 return False
         return True

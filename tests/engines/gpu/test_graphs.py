@@ -77,7 +77,7 @@ def test_an_error_does_not_lose_what_came_before(capturable: Capturable) -> None
         assert capturable.read("copied")[0].tolist() == [start] * 4
 
 
-def test_a_mark_and_a_wait_come_after_what_was_enqueued(capturable: Capturable) -> None:
+def test_marks_are_in_the_graph_and_a_wait_comes_after_what_was_noted(capturable: Capturable) -> None:
     for start in (1, 2, 3):
         with capturable.together():
             capturable.mark(0)
@@ -85,11 +85,14 @@ def test_a_mark_and_a_wait_come_after_what_was_enqueued(capturable: Capturable) 
             capturable.upload()
             capturable.run(4, 4)
             capturable.mark(1)
-            assert capturable.graphs._steps == [], "the mark is not before the pass"
+            assert len(capturable.graphs._steps) == 4, "nothing is enqueued"
             capturable.device.wait()
             elapsed = capturable.elapsed_ms()
             assert elapsed is not None and elapsed >= 0
         assert capturable.read("copied")[0].tolist() == [start] * 4
+    assert len(capturable.graphs._graphs) == 1
+    if isinstance(api := capturable.device.api, SimulatedCuda):
+        assert api.counts["record"] == 2, "of the first time; later the graph records"
 
 
 def test_a_capture_of_one_thread_holds_no_work_of_another(device: Device) -> None:
@@ -138,5 +141,7 @@ def test_what_no_capture_allows_is_refused(device: Device, array: DeviceArray) -
 
         with pytest.raises(AssertionError):
             api.capture(enqueue)
+    with pytest.raises(AssertionError):
+        api.record(event, is_captured=True)
     api.free_pinned(pinned)
     check_graph(device, array)

@@ -26,6 +26,7 @@ from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import BACKENDS, NUM_TOKENS, PROMPT, WAYS, K, generated
 
 MOST_CALLS = 6
+CALLS_WITH_TIME = 4  # two launches, a wait, and the time between the events of a draft
 TEXTS = 5  # until every round of the text was seen often enough to be captured, the last ones of a text too
 
 
@@ -110,7 +111,7 @@ def test_a_warm_runtime_has_the_graphs_for_every_k(simulated: SimulatedGpu, chan
         found, rounds = calls_of_steps(simulated, runtime)
         assert found == expected[0]
         assert set(changing_k) == set(range(1, K + 1))
-        assert max(calls(seen) for seen in rounds[1:]) == MOST_CALLS
+        assert max(calls(seen) for seen in rounds[1:]) == CALLS_WITH_TIME <= MOST_CALLS
         assert {seen["wait"] for seen in rounds[1:]} == {1}
         assert simulated.cuda.counts["capture"] == num_captures
         changing_k.clear()
