@@ -70,6 +70,12 @@ class Slot:
     target: SlotModel
     draft: SlotModel | None = None
 
+    def forget(self) -> None:
+        """Empty the caches. After an error on a device it is unknown which of the enqueued passes were run."""
+        for part in (self.target, self.draft):
+            if part is not None:
+                part.model.rollback(0)
+
     def close(self) -> None:
         self.target.close()
         if self.draft is not None:

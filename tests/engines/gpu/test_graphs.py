@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from specrt.engines.contract import ROW_INDICES
+from specrt.engines.errors import ResourceError
+from specrt.engines.gpu import graphs
 from specrt.engines.gpu.device import Device, DeviceArray
 from tests.engines.gpu.copying import Capturable, check_graph, content
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
@@ -61,6 +63,36 @@ def test_a_graph_that_is_launched_again_before_a_wait_reads_its_own_input(captur
         assert content(marks)[:2].tolist() == [10 * start, 10 * start + 1]  # type: ignore[arg-type]
     assert len(capturable.graphs._graphs) == 1
     other.close()
+
+
+def test_graphs_that_were_not_used_longest_are_dropped(
+    capturable: Capturable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    for rows in (1, 1, 2, 2, 1, 3, 3, 1):
+        with capturable.together():
+            capturable.upload()
+            capturable.run(4, rows)
+    assert [key[-1][-1] for key in capturable.graphs._graphs] == [3, 1]
+
+
+@pytest.mark.parametrize("method", ["allocate", "allocate_pinned"])
+def test_without_memory_for_graphs_the_work_is_done_step_by_step(
+    capturable: Capturable, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error there would lose work that the host counts as done."""
+
+    def full(num_bytes: int) -> int:
+        raise ResourceError("the GPU is full")
+
+    api = capturable.device.api
+    before = dict(api.pinned) if isinstance(api, SimulatedCuda) else {}
+    monkeypatch.setattr(api, method, full)
+    assert work_together(capturable, 1) == [1, 2, 3, 4]
+    with pytest.warns(UserWarning, match="its passes run one by one"):
+        assert work_together(capturable, 5) == [5, 6, 7, 8]
+    assert work_together(capturable, 9) == [9, 10, 11, 12]
+    assert not isinstance(api, SimulatedCuda) or api.pinned == before
 
 
 def test_an_error_does_not_lose_what_came_before(capturable: Capturable) -> None:
