@@ -142,7 +142,7 @@ class KVCachedModel:
         if self.feature_reader is not None:
             self.kv_len = self.feature_reader.keep_features(kv_len)
 
-    def copy_features(self) -> None:
+    def release_features(self) -> None:
         """Let the reader copy what the next pass overwrites. A pass does so too, but then it is a part of its graph."""
         if self.feature_reader is not None:
             self.feature_reader.copy_features()
@@ -175,7 +175,7 @@ class KVCachedModel:
         self.binding.upload()
         if late is not None:
             self.binding.take(INPUT_IDS, num_ids - len(late), late)
-        self.copy_features()
+        self.release_features()
         self.binding.run(width, num_rows)
         if self.feature_reader is not None:
             self.feature_reader.take_features(start, self.binding.memory[FEATURES][:num_ids])

@@ -80,8 +80,7 @@ class HeadModel(KVCachedModel):
 
     def stale_rows(self) -> list[int]:
         """The rows of the cache that no later pass reads before they are written."""
-        first, end = max(self._oldest, self._num_kept), self._num_features
-        known = {int(row) for position in range(first, end) for row in self._rows_of(position, 1)}
+        known = set(self._rows_of(self._oldest, max(0, self._num_features - self._oldest)).tolist())
         return [row for row in range(self.spec.feature_slots) if row not in known]
 
     def feed(self, ids: Sequence[int], rows: int, late: Memory | None = None) -> tuple[int, int]:
