@@ -199,7 +199,11 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (unlisted_sampler_of_the_draft, "files: 'samplers/mine.onnx' is named by the bundle but not listed"),
         (unlisted_sampler_of_another_name, "files: 'samplers/guess.onnx' is named by the bundle but not listed"),
         (sampler_outside, "files: '../match.onnx' is named by the bundle but not listed"),
-        (wider_than_its_target, "WIDER"),
+        (
+            wider_than_its_target,
+            "draft: its features, dtype, width and capacity are (8, 'float32', 17, 136), and those of its target "
+            "(8, 'float32', 16, 136)",
+        ),
         (without_generation_defaults, "Manifest: key 'generation_defaults' is missing"),
         (defaults_in_a_list, "Manifest.generation_defaults: got list, expected dict"),
         (default_in_words, "Manifest.generation_defaults.temperature: got str, expected float"),

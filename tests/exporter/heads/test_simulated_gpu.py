@@ -140,7 +140,7 @@ def test_a_round_of_a_head_is_two_launches_and_a_wait(
             rounds = rounds_of(simulated, slot, runtime, **WAYS[name])
             assert {seen["wait"] for seen in rounds} == {1}, name
             assert max(map(num_calls, rounds[:-1])) == expected, name
-            copied = {seen["copy"] for seen in rounds}
+            copied = {seen["copy"] for seen in rounds[:-1]}
             assert copied == ({1} if name in ("ngram", "plain") else {0}), name
         slot.close()
         monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
