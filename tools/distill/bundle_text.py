@@ -49,8 +49,9 @@ class FeatureLog:
     def copy_features(self) -> None:
         """Nothing to do: they were copied when taken."""
 
-    def keep_features(self, num_kept: int) -> None:
+    def keep_features(self, num_kept: int) -> int:
         """Rows beyond are stale, and are overwritten before they are read."""
+        return num_kept
 
 
 def export_with_features(

@@ -252,7 +252,7 @@ def _poison(slot: Slot) -> None:
                 part.model.binding.write(past_name(name, layer), cache)
             if isinstance(part.model, HeadModel):
                 (features,) = part.model.read(FEATURE_CACHE)
-                features[slot.target.model.kv_len :] = POISON
+                features[part.model.stale_rows()] = POISON
                 part.model.binding.write(FEATURE_CACHE, features)
 
 
