@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from specrt.tools.gpu_check.experiment import Experiment
+from specrt.tools.gpu_check.experiments.attention import check_attention
 from specrt.tools.gpu_check.experiments.driver import check_driver
 from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
 from specrt.tools.gpu_check.experiments.rtx import check_rtx
 from specrt.tools.gpu_check.experiments.samplers import check_samplers
-from specrt.tools.gpu_check.experiments.speed import check_attention, check_layers, check_round_graph
+from specrt.tools.gpu_check.experiments.speed import check_layers, check_round_graph
 from specrt.tools.gpu_check.experiments.texts import check_memory, check_onnxruntime
 from specrt.tools.gpu_check.kit import ATTENTION, LAYERS, ONNXRUNTIME, STANDARD
 

@@ -12,6 +12,7 @@ from specrt.engines.errors import SpecrtError
 from specrt.engines.gpu import device
 from specrt.engines.interface import CUDA, Backend, Engine
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
+from specrt.engines.progress import SILENT
 from specrt.engines.samplers import sampler_contract
 from specrt.engines.trt.build import build
 from specrt.engines.trt.library import LIBRARIES, load_library
@@ -43,10 +44,12 @@ class Place:
         return contract, self.backend.load(entry.samplers[name], contract)
 
 
-def on_tensorrt(bundle: Path, name: str) -> Place:
+def on_tensorrt(
+    bundle: Path, name: str, is_target_alone: bool = False, has_decode_profile: bool | None = None
+) -> Place:
     """``bundle`` on TensorRT or TensorRT-RTX; its engines are built here if there are none that fit this GPU.
 
-    Raises ``BackendError``.
+    ``is_target_alone``: neither the draft nor samplers. ``has_decode_profile`` is ``build``'s. Raises ``BackendError``.
     """
     trt, manifest = load_library(name), manifest_from_bundle(bundle)
     capability = device.open_device().api.compute_capability
@@ -54,7 +57,8 @@ def on_tensorrt(bundle: Path, name: str) -> Place:
     try:
         check_build(bundle, manifest, record_from_bundle(bundle, name), trt.__version__, capability)
     except SpecrtError:
-        build(bundle, name, [capability] if LIBRARIES[name].is_portable else (), force=True)
+        named = [capability] if LIBRARIES[name].is_portable else ()
+        build(bundle, name, named, True, SILENT, has_decode_profile, is_target_alone)
     return Place(name, bundle, manifest, open_backend(bundle, manifest, name, CUDA))
 
 
