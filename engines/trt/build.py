@@ -121,6 +121,18 @@ def build(
     return record
 
 
+def build_alone(backend: str, bundle: Path, graph: str, contract: Contract) -> EngineEntry:
+    """Build the engine of a ``graph`` in ``bundle`` that its manifest does not have, for the GPU at hand. It is put next
+    to the others, not into their record. Raises ``BackendError``.
+    """
+    manifest, library = manifest_from_bundle(bundle), library_of(backend)
+    capabilities = [gpu.compute_capability for gpu in find_gpus()[:1]] if library.is_portable else []
+    folder = engines_folder(bundle, backend)
+    builder = _Builder(load_library(backend, manifest.target.spec.dialect), capabilities, folder, has_timings=False)
+    job = _Job(Path(graph).stem, graph, (), contract, "float32", profiles_of(contract))
+    return replace(builder.build(job, bundle, folder, manifest, SILENT), sources={graph: ""})
+
+
 def _jobs(manifest: Manifest, has_decode_profile: bool | None) -> list[_Job]:
     """The models, then their samplers. Samplers that two models share are built once."""
     jobs: dict[str, _Job] = {}

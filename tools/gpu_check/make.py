@@ -14,13 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specrt.engines.contract import STANDARD_22_DIALECT
+from specrt.engines.dialects import oldest_version
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, manifest_from_bundle, manifest_text
 from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import check_writable, write_file, write_text_file
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt.build import build
 from specrt.tools.gpu_check.forms import AS_EXPORTED, FORMS, KIT_FORMS
-from specrt.tools.gpu_check.kit import ATTENTION, KIT_FILE, KIT_NAME, LAYERS, ONNXRUNTIME, STANDARD, write_seeded
+from specrt.tools.gpu_check.kit import ATTENTION, KIT_FILE, KIT_NAME, LAYERS, ONNXRUNTIME, STANDARD, STANDARD_22, write_seeded
 from specrt.tools.gpu_check.rewrite import rewrite_attention
 
 RTX = "tensorrt-rtx"
@@ -53,9 +55,14 @@ def make_kit(output: Path, progress: Progress = SILENT) -> Path:
 def _pair(folder: Path, models: Path, progress: Progress) -> None:
     target = _save(models / "tiny", **TINY)
     draft = _save(models / "noisy", noise=0.02, **TINY)
-    for name, backend in ((STANDARD, RTX), (ONNXRUNTIME, "onnxruntime")):
+    pair: dict[str, Any] = {"draft": str(draft), "context": CONTEXT, "chunk": CHUNK}
+    for name, backend, version in (
+        (STANDARD, RTX, None),
+        (STANDARD_22, "tensorrt", oldest_version(STANDARD_22_DIALECT)),
+        (ONNXRUNTIME, "onnxruntime", None),
+    ):
         progress.step(f"{name}: exporting")
-        _export(target, folder / name, backend, draft=str(draft), context=CONTEXT, chunk=CHUNK)
+        _export(target, folder / name, backend, tensorrt_version=version, **pair)
     if _has_rtx():
         build(folder / STANDARD, RTX, progress=progress)
 
@@ -102,7 +109,15 @@ def _restamp(bundle: Path) -> None:
 
 
 def _export(
-    target: Path, bundle: Path, backend: str, *, context: int, chunk: int, draft: str = "ngram", k: int = K
+    target: Path,
+    bundle: Path,
+    backend: str,
+    *,
+    context: int,
+    chunk: int,
+    draft: str = "ngram",
+    k: int = K,
+    tensorrt_version: str | None = None,
 ) -> None:
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
@@ -110,7 +125,15 @@ def _export(
     bundle.parent.mkdir(parents=True, exist_ok=True)
     export(
         ExportOptions(
-            str(target), bundle, draft, k, max_seq_len=context, prefill_chunk=chunk, dtype="fp16", backend=backend
+            str(target),
+            bundle,
+            draft,
+            k,
+            max_seq_len=context,
+            prefill_chunk=chunk,
+            dtype="fp16",
+            backend=backend,
+            tensorrt_version=tensorrt_version,
         )
     )
 

@@ -48,6 +48,7 @@ def test_a_kit_is_small_and_runs_outside_of_the_repository(tmp_path: Path) -> No
         assert not [member.name for member in archive if not (member.isfile() or member.isdir())]
     (tmp_path / "work").mkdir()
     parts = kit_in(unpacked(kit, tmp_path / "work"))
+    assert parts.standard_22 is not None
     assert parts.standard is not None and parts.onnxruntime is not None and parts.layers is not None
     assert set(parts.attention) == {f"{form}-{context}" for form in KIT_FORMS for context in CONTEXTS}
     if importlib.util.find_spec("tensorrt_rtx") is not None:

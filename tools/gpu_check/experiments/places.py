@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specrt.engines.backends import open_backend
 from specrt.engines.contract import Contract, model_contract
-from specrt.engines.errors import SpecrtError
+from specrt.engines.errors import BackendError, SpecrtError
 from specrt.engines.gpu import device
 from specrt.engines.interface import CUDA, Backend, Engine
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
@@ -51,7 +51,8 @@ def on_tensorrt(
 
     ``is_target_alone``: neither the draft nor samplers. ``has_decode_profile`` is ``build``'s. Raises ``BackendError``.
     """
-    trt, manifest = load_library(name), manifest_from_bundle(bundle)
+    manifest = manifest_from_bundle(bundle)
+    trt = load_library(name, manifest.target.spec.dialect)
     capability = device.open_device().api.compute_capability
     fill(bundle)
     try:
@@ -73,11 +74,25 @@ def on_onnxruntime(bundle: Path) -> Place:
 
 def openers(kit: Kit) -> Iterator[tuple[str, Callable[[], Place]]]:
     """Each backend that the pair of ``kit`` was exported for, and how to open it."""
-    for name in LIBRARIES:
-        if (standard := kit.standard) is not None:
-            yield name, lambda name=name, bundle=standard: on_tensorrt(bundle, name)  # type: ignore[misc]
+    if kit.standard is not None or kit.standard_22 is not None:
+        yield from ((name, lambda name=name: _pair_on_tensorrt(kit, name)) for name in LIBRARIES)  # type: ignore[misc]
     if (plain := kit.onnxruntime) is not None:
         yield "onnxruntime", lambda: on_onnxruntime(plain)
+
+
+def _pair_on_tensorrt(kit: Kit, name: str) -> Place:
+    """The pair in the first dialect that the library has what it takes to run."""
+    reasons = []
+    for bundle in (kit.standard, kit.standard_22):
+        if bundle is None:
+            continue
+        try:
+            load_library(name, manifest_from_bundle(bundle).target.spec.dialect)
+        except BackendError as error:
+            reasons.append(error)
+        else:
+            return on_tensorrt(bundle, name)
+    raise reasons[0]
 
 
 def on_each(kit: Kit, notes: Notes, examine: Callable[[Place], object]) -> None:
