@@ -122,8 +122,9 @@ def build(
 
 
 def build_alone(backend: str, bundle: Path, graph: str, contract: Contract) -> EngineEntry:
-    """Build the engine of a ``graph`` in ``bundle`` that its manifest does not have, for the GPU at hand. It is put next
-    to the others, not into their record. Raises ``BackendError``.
+    """Build the engine of a ``graph`` in ``bundle`` that its manifest does not have, for the GPU at hand.
+
+    It is put next to the others, and not into their record. Raises ``BackendError``.
     """
     manifest, library = manifest_from_bundle(bundle), library_of(backend)
     capabilities = [gpu.compute_capability for gpu in find_gpus()[:1]] if library.is_portable else []

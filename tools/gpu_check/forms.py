@@ -32,7 +32,7 @@ class Heads:
 
 
 class Writer:
-    """``w("Add", a, b)`` adds a node and returns its output; arrays become initializers. Names begin with ``prefix``."""
+    """``w("Add", a, b)`` adds a node and returns its output; arrays are initializers. Names begin with ``prefix``."""
 
     def __init__(self, prefix: str = "") -> None:
         self.nodes: list[Any] = []

@@ -22,7 +22,16 @@ from specrt.engines.storage.files import check_writable, write_file, write_text_
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt.build import build
 from specrt.tools.gpu_check.forms import AS_EXPORTED, FORMS, KIT_FORMS
-from specrt.tools.gpu_check.kit import ATTENTION, KIT_FILE, KIT_NAME, LAYERS, ONNXRUNTIME, STANDARD, STANDARD_22, write_seeded
+from specrt.tools.gpu_check.kit import (
+    ATTENTION,
+    KIT_FILE,
+    KIT_NAME,
+    LAYERS,
+    ONNXRUNTIME,
+    STANDARD,
+    STANDARD_22,
+    write_seeded,
+)
 from specrt.tools.gpu_check.rewrite import rewrite_attention
 
 RTX = "tensorrt-rtx"

@@ -53,28 +53,26 @@ def performed(kit: Kit) -> tuple[str, str, dict[str, Any]]:
     return (*perform(check_attention, kit, notes), notes.figures)
 
 
-def test_forms_are_ranked_by_their_time(
-    simulated: SimulatedGpu, forms: Forms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_are_ranked_by_their_time(simulated: SimulatedGpu, forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = IExecutionContext._compute
 
     def slow(self: IExecutionContext, io: Any) -> None:
         if "sums" in self.engine.graph:
-            time.sleep(0.02)
+            time.sleep(0.01)
         compute(self, io)
 
     monkeypatch.setattr(IExecutionContext, "_compute", slow)
-    verdict, reason, figures = performed(forms("sums", "operator", "reshape"))
+    verdict, reason, figures = performed(forms("sums", "reshape"))
     assert (verdict, reason) == (PASSED, ""), reason
     label = f"{simulated.backend}, 96 slots"
     assert [name for name in figures if name.startswith(label)] == [
-        f"{label}: {form}" for form in (RESHAPED, OPERATOR, SUMS)
+        f"{label}: {form}" for form in (RESHAPED, SUMS)
     ], "what export writes first, whatever the order of folders"
     ranked = figures["forms, the fastest first"][label]
     assert list(ranked) == [f"width {w} after {s} tokens" for w in (1, 2, 4, 32) for s in (16, 24, 64)]
     assert all(SUMS in order.split(", ")[-1] for order in ranked.values()), ranked
     found = figures[f"{label}: {SUMS}"]
-    assert all(ms >= 20 for ms in found["ms"].values())
+    assert all(ms >= 10 for ms in found["ms"].values())
     assert list(found["time at the full cache over a short one"]) == [f"width {w}" for w in (1, 2, 4, 32)]
     assert found["ms by kernel"]["width 4 after 64 tokens"] == dict.fromkeys(LAYERS, 0.25)
 

@@ -14,16 +14,15 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, Contract
 from specrt.engines.errors import BackendError
 from specrt.engines.gpu import device, graphs
 from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
 from specrt.engines.trt.engine import TrtBackend
-from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
-from specrt.engines.contract import Contract
 from specrt.engines.trt.profiles import profiles_of
 from specrt.engines.trt.record import EngineEntry
+from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
 from specrt.tools.gpu_check.experiments import argmax, speed, texts
 from specrt.tools.gpu_check.experiments.driver import check_driver
 from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
@@ -67,9 +66,7 @@ def test_the_driver_does_what_the_runtime_assumes(simulated: SimulatedGpu) -> No
     assert simulated.cuda.sizes == {}, "all memory is given back"
 
 
-def test_an_event_that_is_not_ready_must_be_no_error(
-    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_that_is_not_ready_must_be_no_error(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed = SimulatedCuda.elapsed_ms
 
     def raises(self: SimulatedCuda, first: Any, last: Any) -> float | None:

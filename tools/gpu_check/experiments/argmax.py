@@ -1,4 +1,4 @@
-"""What the library's own ArgMax gives for ties: specrt's samplers do without it, since no library promises the first."""
+"""What a library's own ArgMax gives for ties. The samplers do without it, since no library promises the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.contract import ROWS, WIDTH, Contract, TensorSpec
+from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, TensorSpec
 from specrt.engines.interface import Array
 from specrt.engines.trt.build import build_alone
 from specrt.engines.trt.engine import TrtBackend
@@ -21,7 +21,9 @@ ARGMAX = bytes.fromhex(
 )
 _GRAPH = "samplers/argmax.onnx"
 _CONTRACT = Contract(
-    (TensorSpec("logits", "float32", (ROWS, NUM_COLUMNS)),), (TensorSpec("ids", "int64", (ROWS,)),), {WIDTH: 1, ROWS: 8}
+    (TensorSpec("logits", "float32", (ROWS, NUM_COLUMNS)),),
+    (TensorSpec("ids", "int64", (ROWS,)),),
+    {WIDTH: 1, ROWS: 8, CAPACITY: 1},
 )
 
 

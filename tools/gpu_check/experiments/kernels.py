@@ -32,16 +32,19 @@ def kernel_ms(engine: Engine, binding: Binding, width: int, start: int) -> Kerne
     addresses = {tensor.name: binding.address(tensor) for tensor in tensors}
     made = engine.new_pass(engine.profile_for(width, width), addresses, is_kept=True)
     made.shape(binding.shapes(width, width))
-    with device.lock:
-        made.run()
+
+    def run() -> bool:
+        done = made.run()
         device.api.wait()
+        return done
+
+    with device.lock:
+        is_done = run()
         made.report_to(profiler)
-        for _ in range(RUNS):
-            made.run()
-            device.api.wait()
+        is_done &= all([run() for _ in range(RUNS)])
     made.close()
-    if not profiler.ms:
-        return f"{trt.__name__} {trt.__version__} reported no layer to its IProfiler"
+    if not is_done or not profiler.ms:
+        return f"{trt.__name__} {trt.__version__} reported no layer to an IProfiler"
     return {name: sum(times) / RUNS for name, times in profiler.ms.items()}
 
 

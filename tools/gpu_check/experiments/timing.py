@@ -15,7 +15,7 @@ REPEATS, RUNS = 5, 10
 
 
 def pass_ms(binding: Binding, width: int, start: int = 0, rows: int | None = None, runs: int = RUNS) -> float:
-    """Median of the device's time of a pass of ``width`` tokens after ``start`` cached ones, in ms, of ``runs`` in a row.
+    """Median of the device's ms for a pass of ``width`` tokens after ``start`` cached ones, of ``runs`` in a row.
 
     Without ``rows``, there are as many as tokens. One run alone takes longer by the time until its launch.
     """
