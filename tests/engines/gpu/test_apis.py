@@ -82,6 +82,7 @@ CLASSES = (
     "IRuntimeConfig",
     "IRuntimeCache",
     "ILogger",
+    "IProfiler",
     "TensorIOMode",
     "TensorLocation",
     "DataType",
@@ -143,6 +144,7 @@ def test_every_name_that_the_runtime_uses_is_real() -> None:
         (engines / "engine.py", ("graphs",)): trt.CudaGraphStrategy,
         (engines / "engine.py", ("kernels",)): trt.DynamicShapesKernelSpecializationStrategy,
         (engines / "context.py", ("self._context",)): trt.IExecutionContext,
+        (ROOT / "tools" / "gpu_check" / "experiments" / "kernels.py", ("trt",)): trt,
         (engines / "runtime_cache.py", ("settings",)): trt.IRuntimeConfig,
         (engines / "runtime_cache.py", ("self._cache",)): trt.IRuntimeCache,
     }
