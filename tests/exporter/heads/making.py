@@ -37,7 +37,9 @@ def tiny_target(seed: int = 0, **overrides: Any) -> Any:
     return target
 
 
-def head_config(kind: str = "llama", draft_vocab_size: int = 150, variant: HeadVariant | None = None) -> HeadConfig:
+def head_config(
+    kind: str = "llama", draft_vocab_size: int = 150, variant: HeadVariant | None = None, rope_theta: float = 5000.0
+) -> HeadConfig:
     """A head for ``tiny_target``."""
     from transformers import LlamaConfig, Qwen3Config
 
@@ -51,7 +53,7 @@ def head_config(kind: str = "llama", draft_vocab_size: int = 150, variant: HeadV
         num_key_value_heads=2,
         head_dim=16,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
     )
     return HeadConfig(layer, SIZE, vocab_size, draft_vocab_size, variant or HeadVariant(TAPS))
 

@@ -17,6 +17,7 @@ from specrt.exporter.heads.texts import write_texts
 from tests.exporter.heads.making import NUM_LAYERS, SIZE, TAPS, Flags, head_config, random_head, save_head, texts
 
 PLAIN = HeadVariant(TAPS)
+STATED_THETA = 1_000_000.0
 WRONG: dict[str, dict[str, Any]] = {
     "official": {"norm_before_residual": True, "norm_output": True},
     "SpecForge": {"taps": (3, 5, 6), "norm_output": True},
@@ -53,6 +54,23 @@ def test_wrong_flags_of_every_layout_are_found(
     lines = found.lines()
     assert any(line.endswith("(used)") for line in lines) and any("(stated)" in line for line in lines)
     assert "above chance: at least" in lines[-1]
+
+
+def test_the_rotation_that_angelslim_trains_with_is_found(
+    target: Any, trained: Any, written: list[Text], tmp_path: Path
+) -> None:
+    """Its code has the base 10,000, whatever its config says. As the control, a head trained with the config's base."""
+    head = trained("rotated", head_config(draft_vocab_size=60, rope_theta=10000.0), 200)
+    folder = save_head(tmp_path / "head", "AngelSlim", head, Flags.of(PLAIN, rope_theta=STATED_THETA))
+    found = fit(folder, target, written)
+    assert (found.stated, found.variant) == (PLAIN, HeadVariant(TAPS, rope_theta=10000.0))
+    assert "rope_theta 10000.0 agrees" in found.warnings[0]
+    loaded = load(folder, target)
+    assert loaded.config.with_variant(found.variant).layer.rope_parameters["rope_theta"] == 10000.0
+    stated = trained("stated", head_config(draft_vocab_size=60, rope_theta=STATED_THETA), 200)
+    kept = fit(save_head(tmp_path / "stated", "AngelSlim", stated), target, written)
+    assert kept.variant == PLAIN and not kept.warnings
+    assert any(score.variant.rope_theta == 10000.0 for score in kept.scores), "it was a candidate"
 
 
 def test_right_flags_are_kept_without_a_warning(target: Any, trained: Any, written: list[Text], tmp_path: Path) -> None:
