@@ -15,7 +15,7 @@ from specrt.engines.manifest import MANIFEST_NAME
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.folders import check_place, new_folder
-from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
+from specrt.tools.distill.options import MIN_LANES, PASSES_OVER_TEXT, TEXT_SHARE, TOKENS_OF_LANE, DistillOptions
 from specrt.tools.distill.record import add_verdict, write_record
 from specrt.tools.distill.source import Source, source_of
 from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
@@ -92,7 +92,8 @@ def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
         train = TrainRecipe(minutes=options.minutes * (1 - TEXT_SHARE), seed=seed, max_draft_vocab=vocab)
         return text, train
     assert options.tokens is not None, "the options have minutes or tokens"
-    text = TextRecipe(minutes=None, num_tokens=options.tokens, seed=seed)
+    lanes = min(TextRecipe.num_lanes, max(MIN_LANES, options.tokens // TOKENS_OF_LANE))
+    text = TextRecipe(minutes=None, num_tokens=options.tokens, num_lanes=lanes, seed=seed)
     train = TrainRecipe(minutes=None, num_steps=1, seed=seed, max_draft_vocab=vocab)
     num_steps = max(1, round(PASSES_OVER_TEXT * options.tokens / train.tokens_per_step))
     return text, dataclasses.replace(train, num_steps=num_steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +36,28 @@ def tiny_target(seed: int = 0, **overrides: Any) -> Any:
     others[WRITTEN] = False
     target.lm_head.weight.data[others] = 0.0
     return target
+
+
+class CopyingTarget:
+    """Chooses the id of ``LAG`` positions before, and has its embeddings as all hidden states.
+
+    A head finds that position by its rotation alone.
+    """
+
+    LAG = 3
+
+    def __init__(self, like: Any) -> None:
+        self.config, self._embedding = like.config, like.get_input_embeddings()
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """The other target's."""
+        embedding: torch.nn.Module = self._embedding
+        return embedding
+
+    def __call__(self, ids: torch.Tensor, output_hidden_states: bool = True) -> Any:
+        earlier = functional.pad(ids, (self.LAG, 0))[:, : ids.shape[1]]
+        states = [self._embedding(ids).detach()] * (NUM_LAYERS + 1)
+        return SimpleNamespace(logits=functional.one_hot(earlier, self.config.vocab_size), hidden_states=states)
 
 
 def head_config(

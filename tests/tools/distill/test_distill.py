@@ -151,7 +151,7 @@ def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
     text, train = recipes(options)
     assert text.minutes == pytest.approx(10) and train.minutes == pytest.approx(20)
     text, train = recipes(replace(options, minutes=None, tokens=10_240))
-    assert (text.num_tokens, train.num_steps) == (10_240, 20)
+    assert (text.num_tokens, text.num_lanes, train.num_steps) == (10_240, 10, 20)
     with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):
         replace(options, tokens=5)
 
