@@ -79,7 +79,7 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
     )
     return HeadPlan(
         options.head,
-        options.draft_revision,
+        loaded.revision,
         loaded,
         spec,
         options.draft_quantize,

@@ -267,6 +267,12 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         ExportOptions("target", Path("b"), **options)
 
 
+def test_a_home_folder_is_found() -> None:
+    """No shell expands it after the colon."""
+    assert ExportOptions("target", Path("b"), "eagle3:~/head").head == str(Path.home() / "head")
+    assert ExportOptions("target", Path("b"), "eagle3:org/head").head == "org/head"
+
+
 def test_taps_that_are_no_numbers(tmp_path: Path) -> None:
     result = invoke("export", "target", "-o", tmp_path / "b", "--draft", "eagle3:head", "--taps", "2,x,4")
     assert result.exit_code == 2 and "expected numbers such as 2,15,27" in result.stderr
