@@ -14,7 +14,7 @@ from specrt.engines.errors import UsageError
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
 # All tokens that continue a text are allowed, not only the canonical ones.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # linear: a space before the name does not span lines
 
 
 class Grammar(NamedTuple):

@@ -85,7 +85,7 @@ def test_rounds_take_turns_and_places_are_given_in_the_order_of_arrival(schedule
     assert "aa" not in first and "bb" not in first.replace("bab", "")  # they alternate
 
 
-def test_a_runner_of_several_rows_gets_as_many_as_it_takes(runtime: Runtime, log: Log) -> None:
+def test_a_runner_of_several_rows_gets_as_many_as_it_takes(parrot_bundle: Path) -> None:
     """The interface for rounds of several sequences at once: all rows have their turn, and texts stay the same."""
     sets: list[int] = []
 
@@ -96,12 +96,13 @@ def test_a_runner_of_several_rows_gets_as_many_as_it_takes(runtime: Runtime, log
             sets.append(len({id(row) for row in rows}))
             return super().run(rows)
 
-    scheduler = Scheduler(max_concurrency=3, queue_size=3, runner=Several())
-    with held():
-        for name in "abc":
-            scheduler.submit([log.generation(name, 30)])
-    wait_until(lambda: len(log.ended) == 3)
-    scheduler.close()
+    with load(parrot_bundle) as runtime:
+        log, scheduler = Log(runtime), Scheduler(max_concurrency=3, queue_size=3, runner=Several())
+        with held():
+            for name in "abc":
+                scheduler.submit([log.generation(name, 30)])
+        wait_until(lambda: len(log.ended) == 3)
+        scheduler.close()
     assert log.texts == {name: name * 30 for name in "abc"}
     assert max(sets) == 2 and sets.count(2) > 30
     counts = [log.order[: len(log.order) // 2].count(name) for name in "abc"]
