@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from specrt.engines.errors import UsageError
 from specrt.engines.storage.files import cannot_write
 from specrt.engines.storage.locks import lock
 from specrt.serving.protocol.errors import ApiError, invalid
-from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.fields import Fields, parsed
 from specrt.serving.protocol.responses import encoded
 
 URLS = ("/v1/chat/completions", "/v1/completions")
@@ -40,7 +39,7 @@ def requests_of(path: Path) -> dict[str, Request]:
         if not line.strip():
             continue
         try:
-            request = _request(Fields(_parsed(line)))
+            request = _request(Fields(parsed(line)))
             if request.custom_id in requests:
                 raise invalid("custom_id", f"got {request.custom_id!r} a second time, expected one of its own")
         except (ApiError, ValueError, RecursionError) as error:
@@ -50,10 +49,6 @@ def requests_of(path: Path) -> dict[str, Request]:
     if not requests:
         raise UsageError(f"{path}: got no requests, expected a line of JSON for each")
     return requests
-
-
-def _parsed(line: bytes) -> Any:
-    return json.loads(line.decode())
 
 
 def _request(fields: Fields) -> Request:
@@ -117,9 +112,9 @@ class Answers:
 
     def _answer(self, line: bytes, number: int) -> tuple[str, int]:
         try:
-            answer = _parsed(line)
+            answer = parsed(line)
             return str(answer["custom_id"]), int(answer["response"]["status_code"])
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
+        except (ApiError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise self._foreign(number, "got no answer of a batch") from error
 
     def _foreign(self, number: int, problem: str) -> UsageError:
