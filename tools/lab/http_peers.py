@@ -29,12 +29,23 @@ NUM_SLOTS = 4
 
 @dataclass(frozen=True)
 class Peer:
-    """A process: ``kind`` is ``library``, ``server``, ``llama-server`` or ``genai``."""
+    """A process: ``kind`` is ``library``, ``server``, ``llama-server`` or ``genai``. ``label`` is for people."""
 
     kind: str
     bundle: str
     threads: int
     gguf: str | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.kind + self.label
+
+    @property
+    def weights(self) -> str:
+        """What it computes with: peers of equal weights give equal texts."""
+        return f"{self.gguf or 'the source'}" if self.kind == "llama-server" else self.bundle
 
 
 class PipeClient:
