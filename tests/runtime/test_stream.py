@@ -21,8 +21,8 @@ from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.settings import Settings
 from tests.runtime.support.bundles import PROMPT, VOCAB_SIZE, Backend, Open, num_slots, write_bundle
-from tests.runtime.support.fakes import hashed_logits, noisy
 from tests.runtime.support.plain import NearEdge, decode
+from tests.runtime.support.tables import hashed_logits, noisy
 
 K, EOS = 8, 63
 TABLE = hashed_logits(1, VOCAB_SIZE)
