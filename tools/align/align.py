@@ -28,6 +28,7 @@ from specrt.runtime.slots import Slot
 from specrt.tools.align.tally import Positions, Tally, compare_rows
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
+from specrt.tools.report.folders import without_folders
 from specrt.tools.tune.timing import time_passes
 
 WORTHWHILE = 1.05  # speed-up over plain; a second model is not worth less
@@ -195,7 +196,7 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
         _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)
     console.print(f"[bold]{found.verdict}[/bold]")
     if json_file is not None:
-        write_text_file(json_file, json.dumps(asdict(found), indent=1) + "\n")
+        write_text_file(json_file, json.dumps(without_folders(asdict(found)), indent=1) + "\n")
 
 
 def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:

@@ -83,7 +83,7 @@ def run_command(
     with shown_steps(len(methods) * (1 + len(prompts) * settings.repeats) + 2) as progress:
         bench = run_bench(bundle, methods, prompts, settings, machine, progress, journal, resume, required)
     print_bench(bench)
-    _write(bench, json_file, html_file)
+    _write(bench.for_files(), json_file, html_file)
 
 
 def methods_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:
