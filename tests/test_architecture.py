@@ -222,6 +222,18 @@ def test_files_and_functions_are_short() -> None:
     assert violations(long, [*SOURCES, *TESTS]) == {}
 
 
+def test_an_option_is_defined_once() -> None:
+    """What several commands have is in ``tools/terminal/options.py``. Experiments are free."""
+
+    def options(path: Path) -> list[str]:
+        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        return [ast.unparse(c) for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "option"]
+
+    written = Counter(text for path in SOURCES if not path.is_relative_to(LAB) for text in options(path))
+    assert len(written) > 50
+    assert [text for text, count in written.items() if count > 1] == []
+
+
 def test_folders_are_small() -> None:
     counts = Counter(name_of(path.parent) for path in [*SOURCES, *TESTS])
     assert {folder: count for folder, count in counts.items() if count > MAX_FOLDER_FILES} == {}

@@ -22,6 +22,7 @@ from specrt.tools.machine import bounding_bandwidth
 from specrt.tools.plan.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.plan.sizes import DTYPES, Shape, cost_of
 from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.options import THREADS
 from specrt.tools.terminal.outputs import OUTPUT_FILE
 from specrt.tools.terminal.process import run_process
 from specrt.tools.terminal.progress import quiet_libraries
@@ -43,7 +44,7 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
 @click.option("--widths", default="1,2,4,6,9", show_default=True, help="At most K + 1 of each bundle.")
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
 @click.option("--repeats", default=15, show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
+@THREADS
 def main(
     bundle: Path,
     output: Path | None,
