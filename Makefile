@@ -26,7 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing specrt and the tested versions into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt setuptools
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
+	@$(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; pip uses one
 	@touch $@
 
 test: lint types pytest  ## Install, then lint, formatting, types and tests
