@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from specrt.engines.contract import ROW_INDICES
 from specrt.engines.errors import ResourceError
 from specrt.engines.gpu import graphs
 from specrt.engines.gpu.device import Device, DeviceArray
-from tests.engines.gpu.copying import Capturable, check_graph, content
+from tests.engines.gpu.copying import Capturable, check_graph, content, in_four_threads
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 
 
@@ -140,11 +139,7 @@ def test_a_capture_of_one_thread_holds_no_work_of_another(device: Device) -> Non
                 wrong.append(f"thread {number}, step {step}: {found}")
         binding.close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_four_threads(work)
     assert wrong == []
 
 

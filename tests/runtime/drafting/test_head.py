@@ -21,7 +21,7 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
-from tests.runtime.support.fakes import hashed
+from tests.runtime.support.tables import hashed
 
 VOCAB_SIZE, K = 64, 4
 SPEC = replace(fake_spec(VOCAB_SIZE, 96, K, max_width=8), feature_size=1)
@@ -132,7 +132,7 @@ def test_a_reused_prefix_is_fed_once_but_for_its_last_pair() -> None:
 
 
 def test_features_that_were_given_up_are_written_again() -> None:
-    """The head read feature 21 long ago, and another token follows it: the target is fed the token before that again."""
+    """The head read feature 21 long ago, and another token follows it: the target is fed the one before that again."""
     slot = Slot()
     slot.begin(list(range(1, 21)), has_draft=True)
     for _ in range(3):

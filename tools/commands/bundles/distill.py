@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specrt.tools.prompting.options import MAX_THREADS
+from specrt.tools.terminal.options import THREADS, TRUST_REMOTE_CODE
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
@@ -35,9 +35,9 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 @click.option("--num-layers", default=4, show_default=True, help="Layers of --kind layers.")
 @click.option("--max-draft-vocab", default=8192, show_default=True, help="The most ids that a head drafts.")
 @click.option("--seed", default=0, show_default=True, help="Of the text and the training.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@THREADS
 @click.option("--keep-data", is_flag=True, help="Keep HEAD.training: the text, hidden states and checkpoints.")
-@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@TRUST_REMOTE_CODE
 @click.option("--force", is_flag=True, help="Replace an existing HEAD.")
 def distill(**options: Any) -> None:
     """Train a draft for BUNDLE_OR_TARGET on text that the target writes itself.
