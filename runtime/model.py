@@ -53,7 +53,7 @@ class KVCachedModel:
     are stale for it, and the pass that verifies the draft overwrites all of them.
 
     A ``feature_reader`` is given the features of every pass, and notified of every rollback. They are written to
-    ``feature_memory``, if that is given. ``offset`` is the position of the token that is fed first: 0, and 1 for a head.
+    ``feature_memory``, if given. ``offset`` is the position of the token that is fed first: 0, and 1 for a head.
     """
 
     offset = 0

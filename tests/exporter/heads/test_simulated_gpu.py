@@ -130,9 +130,7 @@ def num_calls(seen: Counter[str]) -> int:
 CALLS = {"greedy": 3, "reproducible": 3, "seed": 3, "seed, filters": 3, "block": 3, "ngram": 3, "plain": 3}
 
 
-def test_a_round_of_a_head_is_two_launches_and_a_wait(
-    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_of_a_head_is_two_launches_and_a_wait(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds without the head copy the features that it has not read. Control: many calls without graphs of rounds."""
     with simulated.open() as runtime:
         slot = runtime.open_slot("model")

@@ -132,7 +132,7 @@ def test_a_reused_prefix_is_fed_once_but_for_its_last_pair() -> None:
 
 
 def test_features_that_were_given_up_are_written_again() -> None:
-    """The head read feature 21 long ago, and another token follows it: the target is fed the token before that again."""
+    """The head read feature 21 long ago, and another token follows it: the target is fed token 21 again."""
     slot = Slot()
     slot.begin(list(range(1, 21)), has_draft=True)
     for _ in range(3):
