@@ -72,7 +72,7 @@ class KVCachedModel:
         self.min_width = 1
         self._tokens: list[int] = []  # the fed tokens; stale beyond kv_len
         self._num_wide = 0  # how many of them were fed in passes of two or more tokens
-        shared = {} if kv_owner is None else kv_owner.kv_memory()
+        shared: dict[str, Memory] = {} if kv_owner is None else kv_owner.kv_memory()
         if feature_memory is not None:
             shared[FEATURES] = feature_memory
         self.binding = engine.open(shared)

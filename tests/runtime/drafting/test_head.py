@@ -153,7 +153,7 @@ def test_features_are_copied_only_where_the_head_has_not_read_them() -> None:
         copied.append((start, len(source)))
         take(name, start, source)
 
-    slot.head.binding.take = noted  # type: ignore[attr-defined]
+    slot.head.binding.take = noted  # type: ignore[method-assign]
     own = SPEC.max_width + SPEC.capacity
     for _ in range(3):
         slot.round(K, 2, drafts=True)
