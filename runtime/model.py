@@ -53,7 +53,7 @@ class KVCachedModel:
     are stale for it, and the pass that verifies the draft overwrites all of them.
 
     A ``feature_reader`` is given the features of every pass, and notified of every rollback. They are written to
-    ``feature_memory``, if that is given. ``offset`` is the position of the token that is fed first: 0, and 1 for a head.
+    ``feature_memory``, if given. ``offset`` is the position of the token that is fed first: 0, and 1 for a head.
     """
 
     offset = 0
@@ -72,7 +72,7 @@ class KVCachedModel:
         self.min_width = 1
         self._tokens: list[int] = []  # the fed tokens; stale beyond kv_len
         self._num_wide = 0  # how many of them were fed in passes of two or more tokens
-        shared = {} if kv_owner is None else kv_owner.kv_memory()
+        shared: dict[str, Memory] = {} if kv_owner is None else kv_owner.kv_memory()
         if feature_memory is not None:
             shared[FEATURES] = feature_memory
         self.binding = engine.open(shared)

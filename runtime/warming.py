@@ -103,15 +103,16 @@ def _run_rounds(runtime: Runtime, slot: Slot, progress: Progress) -> None:
 
 
 def _repeat(target: Target, drafter: Drafter, k: int, num_committed: int, max_seq_len: int) -> None:
-    """Rounds that each commit ``num_committed`` tokens: with a draft, then with a lookup's."""
+    """Rounds that each commit ``num_committed`` tokens: with a draft, then with a lookup's, then without any."""
     tokens = [_FILLER]
     target.verify(tokens, ())
     tokens.append(_FILLER)
-    for is_own in (*[True] * _REPEATS, *[False] * _REPEATS):
+    drafts: list[list[int] | None] = [None, [_FILLER] * k, []]
+    for given in (draft for draft in drafts for _ in range(_REPEATS)):
         if len(tokens) + k + 1 >= max_seq_len:
             return
-        drafted = drafter.propose(tokens, k) if is_own else [_FILLER] * k
-        target.verify(tokens, drafted, is_own and drafter.is_sampled)
-        tokens += [_FILLER] * num_committed
+        drafted = drafter.propose(tokens, k) if given is None else given
+        target.verify(tokens, drafted, given is None and drafter.is_sampled)
+        tokens += [_FILLER] * min(num_committed, len(drafted) + 1)
         target.rollback(len(tokens))
         drafter.rollback(len(tokens))

@@ -74,8 +74,8 @@ class Pass:
                 return
             self._captures = False
             self._warn("it cannot be captured as a CUDA graph, and runs without one")
-        self._num_runs += 1
         self._must(self.run(), "running it")
+        self._num_runs += 1
 
     def _check_allocations(self) -> None:
         """Warn if a pass allocates memory. Only TensorRT-RTX reports that."""

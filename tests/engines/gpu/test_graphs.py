@@ -64,9 +64,7 @@ def test_a_graph_that_is_launched_again_before_a_wait_reads_its_own_input(captur
     other.close()
 
 
-def test_graphs_that_were_not_used_longest_are_dropped(
-    capturable: Capturable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_that_were_not_used_longest_are_dropped(capturable: Capturable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
     for rows in (1, 1, 2, 2, 1, 3, 3, 1):
         with capturable.together():

@@ -77,7 +77,7 @@ def test_without_graphs_of_rounds_there_are_many_calls(
     monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
     with simulated.open() as runtime:
         found = {name: rounds_of(simulated, runtime, WAYS[name], 3)[2] for name in ("greedy", "seed, filters", "block")}
-    assert {name: calls(seen) for name, seen in found.items()} == {"greedy": 32, "seed, filters": 50, "block": 55}
+    assert {name: calls(seen) for name, seen in found.items()} == {"greedy": 34, "seed, filters": 52, "block": 57}
 
 
 @pytest.fixture
@@ -112,14 +112,14 @@ def test_a_warm_runtime_has_the_graphs_for_every_k(simulated: SimulatedGpu, chan
         found, rounds = calls_of_steps(simulated, runtime)
         assert found == expected[0]
         assert set(changing_k) == set(range(1, K + 1))
-        assert max(calls(seen) for seen in rounds[1:]) == CALLS_WITH_TIME <= MOST_CALLS
+        assert max(calls(seen) for seen in rounds[1:]) == CALLS_WITH_TIME <= MOST_CALLS, rounds
         assert {seen["wait"] for seen in rounds[1:]} == {1}
         assert simulated.cuda.counts["capture"] == num_captures
         changing_k.clear()
         assert calls_of_steps(simulated, runtime, temperature=1.0, seed=1)[0] == expected[1]
 
 
-@pytest.mark.parametrize("fails_at", [1, 8, 12])
+@pytest.mark.parametrize("fails_at", [1, 4, 7])
 def test_a_pass_that_fails_leaves_nothing_that_is_reused(
     simulated: SimulatedGpu, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,9 @@ def test_a_pass_that_fails_leaves_nothing_that_is_reused(
     execute, passes = IExecutionContext.execute_async_v3, itertools.count(1)
 
     def fail_once(self: IExecutionContext, stream: int) -> bool:
-        return next(passes) != fails_at and execute(self, stream)
+        if simulated.cuda._capturing is None and next(passes) == fails_at:
+            return False
+        return execute(self, stream)
 
     monkeypatch.setattr(IExecutionContext, "execute_async_v3", fail_once)
     with simulated.open() as runtime:

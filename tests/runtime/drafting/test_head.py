@@ -21,7 +21,7 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
-from tests.runtime.support.tables import hashed
+from tests.runtime.support.fakes import hashed
 
 VOCAB_SIZE, K = 64, 4
 SPEC = replace(fake_spec(VOCAB_SIZE, 96, K, max_width=8), feature_size=1)
@@ -132,7 +132,7 @@ def test_a_reused_prefix_is_fed_once_but_for_its_last_pair() -> None:
 
 
 def test_features_that_were_given_up_are_written_again() -> None:
-    """The head read feature 21 long ago, and another token follows it: the target is fed the one before that again."""
+    """The head read feature 21 long ago, and another token follows it: the target is fed token 21 again."""
     slot = Slot()
     slot.begin(list(range(1, 21)), has_draft=True)
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_features_are_copied_only_where_the_head_has_not_read_them() -> None:
         copied.append((start, len(source)))
         take(name, start, source)
 
-    slot.head.binding.take = noted  # type: ignore[attr-defined]
+    slot.head.binding.take = noted  # type: ignore[method-assign]
     own = SPEC.max_width + SPEC.capacity
     for _ in range(3):
         slot.round(K, 2, drafts=True)
