@@ -2,14 +2,19 @@
 
 ``GetCpuPreferredNodes`` of onnxruntime/core/framework/fallback_cpu_capability.cc: a node goes to the CPU if it reads
 host output of a kernel (of Shape and Size), and all its other inputs are on the host too, are graph inputs, or are
-initializers of at most 100 items. The CPU package has no CUDA provider whose log could be read.
+initializers of at most 100 items. The CPU package has no CUDA provider: ``placed_nodes`` reads the log of one.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import onnx
+import onnxruntime as ort
 
 _LEAVE_ON_HOST = {"Shape", "Size"}
 _SMALL = 100
@@ -22,6 +27,18 @@ _READ_ON_HOST: dict[str, tuple[int, ...]] = {
     "Range": (0, 1, 2),
     "ConstantOfShape": (0,),
 }
+
+
+_PLACED = re.compile(r"(?:All nodes|Node\(s\)) placed on \[(\w+)\]\. Number of nodes: (\d+)")
+
+
+def placed_nodes(graph: Path | bytes, providers: Sequence[Any], capfd: Any) -> dict[str, int]:
+    """How many nodes of ``graph`` each provider has, by ONNX Runtime's own log of a new session."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 0
+    capfd.readouterr()
+    ort.InferenceSession(graph if isinstance(graph, bytes) else str(graph), options, providers=list(providers))
+    return {provider: int(count) for provider, count in _PLACED.findall(capfd.readouterr().err)}
 
 
 def nodes_on_host(model: onnx.ModelProto) -> list[str]:

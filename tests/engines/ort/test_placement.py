@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from specrt.engines.fake import fake_spec
 from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.exporter.samplers import sampler_graph
-from tests.engines.ort.placement import nodes_on_host
+from tests.engines.ort.placement import nodes_on_host, placed_nodes
+from tests.exports import Exports
 
 
 @pytest.mark.parametrize("name", SAMPLER_NAMES)
@@ -28,6 +30,24 @@ def test_models_of_a_bundle(tiny_bundle: Path) -> None:
     assert graphs
     for path in graphs:
         assert nodes_on_host(onnx.load(path, load_external_data=False)) == [], path
+
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize("provider", [CPU, pytest.param(CUDA, marks=pytest.mark.gpu)])
+def test_every_node_is_where_it_was_asked_for(
+    provider: str, exports: Exports, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By ONNX Runtime's own log. What CUDA does not take would be on the CPU, which is always there."""
+    if provider not in ort.get_available_providers():
+        pytest.skip(f"this onnxruntime has no {provider}")
+    options = {"max_seq_len": 96, "prefill_chunk": 32, "dtype": "fp16"}
+    bundle = exports.bundle(exports.model(), "self", 3, **options)
+    graphs = sorted(bundle.rglob("*.onnx"))
+    assert len(graphs) > len(SAMPLER_NAMES)
+    for path in graphs:
+        assert list(placed_nodes(path, list(dict.fromkeys([provider, CPU])), capfd)) == [provider], path
 
 
 def test_integers_that_follow_from_a_shape_go_to_the_host() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from specrt.engines.errors import BackendError
 from specrt.engines.manifest import manifest_from_bundle
-from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
+from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED
 from specrt.tools.gpu_check.experiments import kernels, places, timing
 from specrt.tools.gpu_check.experiments.attention import check_attention
 from specrt.tools.gpu_check.forms import FORMS, KIT_FORMS, OPERATOR, RESHAPED, SUMS, Form, Heads, Writer
@@ -22,6 +22,7 @@ from specrt.tools.gpu_check.make import _restamp
 from specrt.tools.gpu_check.rewrite import rewrite_attention
 from tests.engines.gpu.simulated_gpu import SimulatedGpu, write_engines
 from tests.engines.trt.simulated_trt import LAYERS, IExecutionContext
+from tests.tools.gpu_check.performing import performed
 
 Forms = Callable[..., Kit]
 
@@ -48,9 +49,6 @@ def forms(simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return make
 
 
-def performed(kit: Kit) -> tuple[str, str, dict[str, Any]]:
-    notes = Notes()
-    return (*perform(check_attention, kit, notes), notes.figures)
 
 
 def test_forms_are_ranked_by_their_time(simulated: SimulatedGpu, forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +60,7 @@ def test_forms_are_ranked_by_their_time(simulated: SimulatedGpu, forms: Forms, m
         compute(self, io)
 
     monkeypatch.setattr(IExecutionContext, "_compute", slow)
-    verdict, reason, figures = performed(forms("sums", "reshape"))
+    verdict, reason, figures = performed(check_attention, forms("sums", "reshape"))
     assert (verdict, reason) == (PASSED, ""), reason
     label = f"{simulated.backend}, 96 slots"
     assert [name for name in figures if name.startswith(label)] == [
@@ -81,7 +79,7 @@ def test_a_form_that_is_wrong_is_named_and_not_ranked(simulated: SimulatedGpu, f
     def doubled(w: Writer, query: str, key: str, value: str, mask: str, heads: Heads) -> str:
         return FORMS[OPERATOR](w, query, key, value, mask, replace(heads, scale=2 * heads.scale))
 
-    verdict, reason, figures = performed(forms("reshape", "operator", operator=doubled))
+    verdict, reason, figures = performed(check_attention, forms("reshape", "operator", operator=doubled))
     assert verdict == FAILED
     assert reason.startswith(f"{simulated.backend}, 96 slots: {OPERATOR}: logits are off by ")
     (ranked,) = figures["forms, the fastest first"].values()
@@ -97,12 +95,12 @@ def test_a_form_that_cannot_be_built_leaves_the_others(
     monkeypatch.setattr(places, "build", refuse)
     kit = forms("reshape", "matmul")
     (kit.attention["reshape-96"] / "engines" / simulated.backend / "target.engine").unlink()
-    verdict, reason, figures = performed(kit)
+    verdict, reason, figures = performed(check_attention, kit)
     label = f"{simulated.backend}, 96 slots: {RESHAPED}"
     assert (verdict, reason, figures["not measured"]) == (PASSED, "", {label: "no kernel for it"})
     assert len(figures["forms, the fastest first"]) == 1
     (kit.attention["matmul-96"] / "engines" / simulated.backend / "target.engine").unlink()
-    verdict, reason, _ = performed(kit)
+    verdict, reason, _ = performed(check_attention, kit)
     assert (verdict, reason) == (SKIPPED, "no kernel for it")
 
 
@@ -110,7 +108,7 @@ def test_a_library_without_times_of_kernels_is_named(
     simulated: SimulatedGpu, forms: Forms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(simulated.library, "IProfiler")
-    verdict, _, figures = performed(forms("reshape"))
+    verdict, _, figures = performed(check_attention, forms("reshape"))
     assert verdict == PASSED
     reason = f"{simulated.library.__name__} {simulated.library.__version__} has no IProfiler"
     (found,) = (value for name, value in figures.items() if name.endswith(RESHAPED))
