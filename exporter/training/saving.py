@@ -12,8 +12,7 @@ import torch
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write ``model``, a causal LM in fp32, and its tokenizer to ``folder``.
 
-    transformers marks a model of a GGUF file as quantized, and does not save it. A new model has the same weights and no
-    mark.
+    transformers marks a model of a GGUF file as quantized, and does not save it. A new one has its weights and no mark.
     """
     config = copy.deepcopy(model.config)
     config.dtype = torch.float32
