@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -104,17 +104,18 @@ def _train(
     learner: Learner, target: TrainingTarget, store: Store, recipe: TrainRecipe, folder: Path, progress: Progress
 ) -> State:
     batches = Batches(store, Packing.of(store, recipe.tokens_per_step), recipe.seed, target.device)
-    for line in _estimate(learner, batches, recipe):
-        progress.note(line)
-    return Trainer(learner, batches, recipe, folder).run(progress)
+    trainer = Trainer(learner, batches, recipe, folder)
+    if trainer.fraction < 1:
+        progress.note(_estimate(learner, batches, recipe))
+    return trainer.run(progress)
 
 
-def _estimate(learner: Learner, batches: Batches, recipe: TrainRecipe) -> Iterator[str]:
+def _estimate(learner: Learner, batches: Batches, recipe: TrainRecipe) -> str:
     """What the training will do, from the times of a few batches."""
     parameters = sum(p.numel() for p in learner.module.parameters() if p.requires_grad)
     step_s = median([*seconds_of_a_step(learner, batches)] or [0.0])
     num = recipe.num_steps or int((recipe.minutes or 0) * 60 / max(step_s, 1e-3))
-    yield (
+    return (
         f"training: {parameters / 1e6:.2f} M parameters, {step_s:.2f} s a step; about {num} steps in "
         f"{num * step_s / 60:.1f} min, {num / max(1, batches.num_per_epoch):.1f} passes over the text"
     )

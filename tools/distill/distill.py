@@ -76,7 +76,7 @@ def _judge(options: DistillOptions, source: Source, folder: Path, progress: Prog
     others = {} if source.quantization == "int4" else {SELF: folder / "self-int4"}
     for name, bundle in {draft: pair, **others}.items():
         if not (bundle / MANIFEST_NAME).is_file():
-            progress.step(f"exporting with draft {name.partition('/')[0]}")
+            progress.step(f"exporting with {SELF if name == SELF else 'the trained draft'}")
             export_pair(source, bundle, name)
     prompts = list(bench_prompts(NUM_PER_CATEGORY)) if options.prompts is None else held_out_prompts(options.prompts)
     prompts = fitting(prompts, pair)
@@ -129,7 +129,7 @@ def write_text(
             )
             writer.write(store, progress)
     progress.note(
-        f"text: {store.num_tokens} tokens in {len(store.entries)} conversations, {store.num_bytes / 1e9:.2f} GB, "
+        f"text: {store.num_tokens} tokens in {len(store.entries)} conversations, {store.num_bytes / 1e6:.0f} MB, "
         f"{store.num_tokens / max(store.seconds, 1e-3):.0f} tokens/s"
     )
 
@@ -152,7 +152,7 @@ def _say_needs(
     needed = num_tokens * row_bytes(target.hidden_size, len(target.taps))
     progress.note(
         f"text: about {num_tokens} tokens in {num_tokens / tokens_per_s / 60:.1f} min by {how}; "
-        f"{needed / 1e9:.2f} GB of hidden states in {store.folder}"
+        f"{needed / 1e6:.0f} MB of hidden states in {store.folder}"
     )
     check_disk(store.folder, max(0, needed - store.num_bytes))
 
@@ -191,8 +191,9 @@ def write_draft(
     module: Any = trained.learner.module
     with new_folder(options.output, progress) as folder:
         if options.kind == "layers":
-            module.save_pretrained(folder)
-            target.tokenizer.save_pretrained(folder)
+            from specrt.exporter.training.saving import save_model
+
+            save_model(module, target.tokenizer, folder)
         else:
             from specrt.exporter.heads.files import write_head
 

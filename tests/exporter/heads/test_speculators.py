@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from specrt.exporter.heads.config import HeadVariant
-from specrt.exporter.heads.files import write_head
+from specrt.exporter.heads.files import build_head, head_from_folder, write_head
 from specrt.exporter.heads.unroll import unroll
-from tests.exporter.heads.making import TAPS, head_config, random_head, texts
+from tests.exporter.heads.making import NUM_LAYERS, SIZE, TAPS, head_config, random_head, texts
 
 PYTHON = os.environ.get("SPECRT_SPECULATORS_PYTHON", "")
 SCRIPT = """
@@ -32,6 +32,7 @@ positions = torch.arange(ids.shape[1])[None]
 with torch.no_grad():
     steps = model(taps, ids, torch.zeros_like(ids), position_ids=positions, ttt_steps=3)
 torch.save(steps, output)
+model.save_pretrained("again")
 """
 
 
@@ -40,7 +41,7 @@ torch.save(steps, output)
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("fc_norm", ["none", "whole", "each"])
 def test_speculators_reads_a_written_head(kind: str, fc_norm: Any, target: Any, tmp_path: Path) -> None:
-    """Three steps of its own forward pass, with the text's tokens, choose the same draft ids."""
+    """Three steps of its own forward pass, with the text's tokens, choose the same ids; what it writes is read."""
     head = random_head(head_config(kind, 150, HeadVariant(TAPS, fc_norm, fc_norm != "each", fc_norm == "each")), target)
     target.save_pretrained(tmp_path / "target")
     write_head(tmp_path / "head", head, str(tmp_path / "target"), ["LlamaForCausalLM"])
@@ -56,3 +57,7 @@ def test_speculators_reads_a_written_head(kind: str, fc_norm: Any, target: Any, 
     for step, normalized in enumerate(unroll(head, ids, head.fuse(taps), 3), 1):
         ours = head.logits(normalized[:, : 40 - step]).argmax(-1)
         assert torch.equal(ours, theirs[step - 1][:, : 40 - step])
+    again = head_from_folder(tmp_path / "again", NUM_LAYERS, SIZE, target.config.vocab_size)
+    assert (again.layout, again.stated) == ("speculators", head.config.variant)
+    built = build_head(again.config, again.tensors, target.get_input_embeddings().weight)
+    assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in head.state_dict().items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.progress import Silent
 from specrt.exporter.training.batches import Batches, Packing
 from specrt.exporter.training.learners import HeadLearner, new_head
+from specrt.exporter.training.loss import Agreement
 from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
 from specrt.exporter.training.run import claim, train_head, train_layers
 from specrt.exporter.training.store import Store
@@ -105,6 +108,26 @@ def test_a_stopped_run_ends_like_one_that_was_not(target: TrainingTarget, store:
     expected, found = (t._learner.module.state_dict() for t in (whole, again))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert [p.accepted for p in whole.state.history] == [p.accepted for p in again.state.history]
+
+
+def test_the_best_parameters_are_kept(target: TrainingTarget, store: Store, tmp_path: Path) -> None:
+    """Of four evaluations the third is the best: the run ends with the parameters of then, not with its last ones."""
+    run, found = trainer(target, store, 6, tmp_path), list[dict[str, torch.Tensor]]()
+
+    def measure(_: Any, agreements: Sequence[Agreement]) -> None:
+        for agreement in agreements:
+            agreement.add(torch.tensor([(0.1, 0.2, 0.4, 0.3)[len(run.state.history)]]), torch.zeros(1))
+
+    def advance(_: int) -> None:
+        found.append(copy.deepcopy(run._learner.module.state_dict()))
+
+    run._learner.measure = measure  # type: ignore[method-assign]
+    progress = Silent()
+    progress.advance = advance  # type: ignore[method-assign]
+    assert len(run.run(progress).history) == 4 and len(found) == 6
+    state = run._learner.module.state_dict()
+    same = [all(torch.equal(state[name], kept[name]) for name in state) for kept in found]
+    assert same == [step == 4 for step in range(1, 7)]
 
 
 def test_a_damaged_checkpoint_is_an_error(target: TrainingTarget, store: Store, tmp_path: Path) -> None:

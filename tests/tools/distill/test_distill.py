@@ -56,7 +56,7 @@ def test_a_head_is_written_with_its_record(learnable: Path, tmp_path: Path) -> N
     assert "<svg" in (tmp_path / "head" / "training.svg").read_text()
     loaded = head_from_folder(tmp_path / "head", 7, 32, 320)
     assert loaded.layout == "speculators" and loaded.config.variant.fc_norm == "each"
-    assert notes[0].startswith("text: about 2500 tokens in ") and "GB of hidden states in" in notes[0]
+    assert notes[0].startswith("text: about 2500 tokens in ") and "MB of hidden states in" in notes[0]
     assert any(line.startswith("draft vocabulary: ") for line in notes)
 
 

@@ -30,7 +30,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     type=click.Choice(("auto", "torch", "runtime")),
     default="auto",
     show_default=True,
-    help="What runs the target to write the text; auto is torch, up to 32 texts at a time, unless the target is quantized.",
+    help="What runs the target to write the text; auto is torch, many texts at a time, unless it is quantized.",
 )
 @click.option("--num-layers", default=4, show_default=True, help="Layers of --kind layers.")
 @click.option("--max-draft-vocab", default=8192, show_default=True, help="The most ids that a head drafts.")
