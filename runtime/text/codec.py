@@ -19,6 +19,9 @@ from specrt.runtime.text.messages import ChatOptions, is_message
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
+# Characters. ``encode`` keeps Python's lock, so that other threads wait; for longer texts that is more than 10 ms.
+_LONG = 1 << 14
+
 PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 
 
@@ -149,6 +152,8 @@ class TextCodec:
     def ids_of_text(self, text: str, add_special_tokens: bool) -> list[int]:
         """The ids of a text, none for an empty one. Raises ``UsageError`` for an unpaired surrogate."""
         try:
+            if len(text) > _LONG:
+                return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except TypeError as error:
             raise UsageError("prompt: got half a surrogate pair, expected Unicode text; read it as UTF-8") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -191,3 +194,28 @@ def test_the_bytes_of_word_pieces_keep_their_spaces() -> None:
         made = codec(tokenizer)
         tokens = {"<0xE4>": b"\xe4", "▁a": b" a", "a": b"a", "你": "你".encode()}
         assert {token: made.token_bytes(id_of(tokenizer, token)) for token in tokens} == tokens, name
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """A server does. The negative control is ``encode`` itself, which keeps Python's lock."""
+    tokenizer, text = byte_level(), "the quick naïve fox " * 20_000
+    ticks, done = list[float](), threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    def num_ticks(encode: Callable[[], Any]) -> tuple[Any, int]:
+        started = time.perf_counter()
+        encoded, ended = encode(), time.perf_counter()
+        return encoded, sum(started < moment < ended for moment in list(ticks))
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        expected, none = num_ticks(lambda: tokenizer.encode(text))
+        ids, some = num_ticks(lambda: codec(tokenizer).ids_of_text(text, add_special_tokens=True))
+    finally:
+        done.set()
+        thread.join()
+    assert ids == expected.ids and none <= 2 < 5 < some, (none, some)

@@ -11,7 +11,7 @@ from specrt.serving.protocol.errors import ApiError, invalid
 
 
 def parsed(data: bytes) -> Any:
-    """The value of JSON text. Raises ``ValueError``, ``RecursionError``, and ``ApiError`` for a name that is there twice."""
+    """The value of JSON text. Raises ``ValueError``, ``RecursionError``, and ``ApiError`` for a repeated name."""
     return json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_object)
 
 

@@ -15,6 +15,9 @@ from tests.tools.serving.serving import Served, wait_until
 SPANS = "[...document.querySelectorAll('.assistant span')].map(span => [span.className, span.textContent])"
 
 
+KINDS = ("draft", "lost", "own")
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine (Debian: the package chromium)")
 def test_a_question_is_answered_in_colours(served: Served, tmp_path: Path) -> None:
     text = "Größe <b>&amp;</b> of dogs, dogs and dogs"
@@ -24,7 +27,14 @@ def test_a_question_is_answered_in_colours(served: Served, tmp_path: Path) -> No
         assert "".join(shown for _, shown in tokens) == text  # as text, whatever it holds
         assert {origin for origin, _ in tokens} == {"draft", "own"}
         figures = page.evaluate("document.getElementById('figures').textContent")
-        assert re.fullmatch(r"[\d.]+ tokens/s · \d+ % of \d+ drafted tokens accepted · K \d+ · \d+ tokens", figures)
+        found = re.fullmatch(
+            r"[\d.]+ tokens/s · (\d+) % of (\d+) drafted tokens accepted · K \d+ · (\d+) tokens", figures
+        )
+        assert found is not None, figures
+        share, drafted, num_tokens = map(int, found.groups())
+        boxes = {kind: page.evaluate(f"document.querySelectorAll('.strip .{kind}').length") for kind in KINDS}
+        assert boxes["draft"] + boxes["lost"] == drafted and boxes["lost"] > 0, "rejected ones are shown too"
+        assert boxes["draft"] + boxes["own"] == num_tokens and round(100 * boxes["draft"] / drafted) == share
         assert page.evaluate("document.querySelectorAll('.error').length") == 0
         assert page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)") == [
             f"{served.url}/v1/chat/completions"

@@ -63,7 +63,12 @@ def deep(levels: int) -> Any:
     return value
 
 
+def called(call: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
 M = {"messages": user("x")}
+TEXT = {"type": "text", "text": "x"}
 PART = {"type": "image_url", "image_url": {"url": "x"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -121,13 +126,10 @@ SCHEMA = "response_format.json_schema"
         ({**M, "tool_choice": "required"}, "tool_choice"),
         ({**M, "model": 5}, "model"),
         # in objects of the request, and values that Python takes for others
-        ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "index": "0"}]}]}, "messages[0].tool_calls[0].index"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "x": 1}]}]}, "messages[0].tool_calls[0].x"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}]}, "messages[0].content[0].y"),
+        (called({**CALL, "index": "0"}), "messages[0].tool_calls[0].index"),
+        (called({**CALL, "x": 1}), "messages[0].tool_calls[0].x"),
+        (called({"function": {"name": "f", "arguments": 5}}), "messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "user", "content": [{**TEXT, "x": 1}]}]}, "messages[0].content[0].x"),
         ({**M, "tools": [{**TOOL, "x": 1}]}, "tools[0].x"),
         ({**M, "tools": [{"type": "function", "function": {"name": "f", "x": 1}}]}, "tools[0].function.x"),
         ({**M, "tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
