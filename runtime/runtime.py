@@ -124,7 +124,8 @@ class Runtime:
         text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
         constraint: Constraint | None = None
         if settings.structure is not None:
-            constraint = self._grammars.constraint(settings.structure, settings.ending_ids, len(ids))
+            greedy = settings.is_greedy
+            constraint = self._grammars.constraint(settings.structure, settings.ending_ids, len(ids), best_only=greedy)
         completion, stats = Completion(ids, settings, max_seq_len, text, constraint), Stats()
         return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,10 @@ from specrt.serving.scheduler import Draining, Generation, Outcome, QueueFull, S
 from specrt.serving.structures import grammar_options, refused_request
 
 _LOG = logging.getLogger(__name__)
+# The engine waits this long at most for the chunk of a first token. Its next pass takes all cores, and without the wait
+# the event loop and a client on this machine would get one after a time slice of the operating system: some ms.
+_FIRST_CHUNK_S = 0.005
+_QUICK_CHARS = 2048  # prompts of so many characters are encoded in less time than a change of threads takes
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,17 @@ Report = tuple[int, Outcome]
 
 
 class Job:
-    """The generations of one request and their reports, for the event loop that created it."""
+    """The generations of one request and their reports, for the event loop that created it.
+
+    ``first_sent`` is set when the first token has been sent, or need not be sent soon.
+    """
 
     def __init__(self, choices: Sequence[Choice], num_prompt_tokens: int, timeout_s: float) -> None:
         self.choices, self.num_prompt_tokens = choices, num_prompt_tokens
         self.arrived = time.monotonic()
         self.deadline = self.arrived + timeout_s
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.first_sent = threading.Event()
         self._loop = asyncio.get_running_loop()
         self.generations: list[Generation] = []
 
@@ -158,6 +167,12 @@ class Service:
         except (UsageError, BackendError) as error:
             raise refused_request(error, wanted, self.runtime) from error
 
+    def prepares_quickly(self, wanted: Wanted) -> bool:
+        """Whether ``prepare`` may be called in the event loop: few short prompts, and no grammar to compile."""
+        is_plain = wanted.structure is None and wanted.tools is None
+        num_chars = sum(_num_chars(prompt) for prompt in wanted.prompts)
+        return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
+
     def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
         """Queue a request. Call it in the event loop. Raises ``ApiError``."""
         job = Job(choices, num_prompt_tokens, self.config.limits.request_timeout_s)
@@ -214,8 +229,7 @@ class Service:
 
     def _check_chars(self, prompt: Prompt, is_chat: bool) -> None:
         """Refuse a text that cannot fit before it is encoded, which takes memory of 100 times its size."""
-        texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
-        if (num_chars := sum(map(len, texts))) > self.max_model_len * self.runtime.codec.max_token_chars:
+        if (num_chars := _num_chars(prompt)) > self.max_model_len * self.runtime.codec.max_token_chars:
             raise self._too_long(f"{num_chars} characters", is_chat)
 
     def _too_long(self, got: str, is_chat: bool) -> ApiError:
@@ -245,13 +259,18 @@ class Service:
         def counted(outcome: Outcome) -> None:
             nonlocal begun
             if isinstance(outcome, Step):
-                if math.isnan(begun) and outcome.round.emitted:
+                is_first = math.isnan(begun) and bool(outcome.round.emitted)
+                if is_first:
                     begun = time.monotonic()
+                    report(outcome)
+                    job.first_sent.wait(_FIRST_CHUNK_S)
                     metrics.count_prefill(stream.stats)
                     metrics.observe("time_to_first_token_seconds", begun - job.arrived)
                     waited = (job.generations[index].started or begun) - job.arrived
                     metrics.observe("request_queue_time_seconds", waited)
                 metrics.count_step(outcome)
+                if is_first:
+                    return
             elif outcome is None:
                 num_further = len(stream.token_ids) - 1
                 if num_further > 0:
@@ -261,3 +280,9 @@ class Service:
             report(outcome)
 
         return counted
+
+
+def _num_chars(prompt: Prompt) -> int:
+    """The characters of a text or of messages; 0 for ids."""
+    texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
+    return sum(map(len, texts))
