@@ -137,8 +137,9 @@ class Runtime:
         return stream.result
 
     def reserve(self, num_sequences: int) -> None:
-        """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
+        """Allocate and write the memory of ``num_sequences`` sequences now, so that none takes more when it grows."""
         for slot in [self._models.with_draft(self._models.new_slot()) for _ in range(num_sequences)]:
+            slot.touch()
             self._pool.give_back(slot)
 
     def warm(self, progress: Progress = SILENT) -> None:

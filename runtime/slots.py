@@ -56,6 +56,12 @@ class SlotModel:
         self.model.min_width = max(min_width, self._min_width)
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
+    def touch(self) -> None:
+        """Write the memory of a new, empty cache on the CPU. Else the system provides a page at its first use."""
+        if not self.model.binding.is_async:
+            for array in self.model.binding.host.values():
+                array.fill(0)
+
     def close(self) -> None:
         self.samplers.close()
         self.model.close()
@@ -67,6 +73,12 @@ class Slot:
 
     target: SlotModel
     draft: SlotModel | None = None
+
+    def touch(self) -> None:
+        """See ``SlotModel.touch``."""
+        self.target.touch()
+        if self.draft is not None:
+            self.draft.touch()
 
     def close(self) -> None:
         self.target.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.progress import Progress
+from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt
@@ -31,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 # The engine waits this long at most for the chunk of a first token. Its next pass takes all cores, and without the wait
 # the event loop and a client on this machine would get one after a time slice of the operating system: some ms.
 _FIRST_CHUNK_S = 0.005
+_WAYS: Sequence[Options] = ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"presence_penalty": 0.5})
 _QUICK_CHARS = 2048  # prompts of so many characters are encoded in less time than a change of threads takes
 
 
@@ -134,11 +136,15 @@ class Service:
         return self.config.model_names[0]
 
     def warm_up(self) -> None:
-        """Load what the first generations would load: the samplers, and the tokenizer of grammars (0.4 s)."""
+        """Load what the first generations would load: the samplers, in each slot, and the tokenizer of grammars."""
         for temperature in (0.0, 1.0):
             self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
+        for options in _WAYS:
+            for _ in range(self.config.limits.max_concurrency):  # in turn the slot that was idle longest
+                self.runtime.generate([0], max_new_tokens=1, **options)
         try:
-            self.runtime.generate([0], max_new_tokens=4, json_object=True)
+            for _ in range(self.config.limits.max_concurrency):
+                self.runtime.generate([0], max_new_tokens=1, json_object=True)
         except (UsageError, BackendError) as error:  # the requests that need a grammar get this as a 400
             _LOG.info("no structured output: %s", error)
 
