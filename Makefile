@@ -10,6 +10,7 @@ SOURCES := specrt engines runtime exporter tools tests
 
 # An isolated build would not heed constraints.txt, so setuptools is installed first and builds are not isolated.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MYPY := ../../$(BIN)/mypy --cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,7 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing specrt and the tested versions into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt setuptools
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
+	@$(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; pip uses one
 	@touch $@
 
 test: lint types pytest  ## Install, then lint, formatting, types and tests
@@ -39,17 +41,15 @@ format: install  ## Fix what can be fixed by machine
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
 # Checkers cannot follow the editable install's finder, so they see the unpacked wheel, with the
-# experiments, and the tests next to it. What runs bundles is checked for Python 3.10 too.
+# experiments, and the tests next to it. At the same time what runs bundles is checked for Python 3.10.
 types: install  ## Check the types, strictly
 	@rm -rf build
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@$(BIN)/python -m zipfile -e build/wheel/specrt-*.whl build/types
 	@cp -r tools/lab build/types/specrt/tools/
-	@cd build/types && MYPYPATH=../.. ../../$(BIN)/mypy --config-file ../../pyproject.toml \
-		--cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary specrt ../../tests
-	@cd build/types && ../../$(BIN)/mypy --config-file ../../.ci/mypy-3.10.ini --cache-dir ../../.mypy_cache \
-		--explicit-package-bases --no-error-summary --exclude tools/lab specrt/__init__.py \
-		specrt/engines specrt/runtime specrt/tools
+	@cd build/types && { MYPYPATH=../.. $(MYPY) --config-file ../../pyproject.toml specrt ../../tests & \
+		$(MYPY) --config-file ../../.ci/mypy-3.10.ini --exclude tools/lab specrt/__init__.py \
+			specrt/engines specrt/runtime specrt/tools; code=$$?; wait $$! && exit $$code; }
 
 # Two files at a time, each on one thread of torch: threads of both would wait for each other.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some

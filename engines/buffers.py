@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from specrt.engines.backends import choose_backend, choose_device
-from specrt.engines.contract import INPUT_IDS, ITEM_BYTES, LOGITS, ROW_INDICES, Contract, model_contract
+from specrt.engines.contract import (
+    FEATURE_CACHE,
+    FEATURES,
+    INPUT_IDS,
+    ITEM_BYTES,
+    LOGITS,
+    ROW_INDICES,
+    Contract,
+    model_contract,
+)
 from specrt.engines.gpu.device import READ_BYTES, UPLOAD_BYTES, aligned
 from specrt.engines.gpu.graphs import AREA_BYTES
 from specrt.engines.interface import CPU
@@ -47,7 +56,9 @@ def plan_slot(
     is_on_device = choose_device(choose_backend(manifest, backend), device) != CPU
     target, draft = manifest.target, manifest.draft.model
     vocab_size = target.spec.vocab_size
-    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, samplers, {})
+    has_head = draft is not None and draft.spec.reads_features
+    written = {FEATURES: f"draft/{FEATURE_CACHE}"} if has_head else {}
+    plan = _plan_model("target", target, target.spec.max_rows, vocab_size, samplers, written)
     if manifest.draft.kind != "ngram":
         shared = {name: f"target/{name}" for name in _cache_of(target)} if manifest.draft.shares_kv else {}
         plan += _plan_model("draft", draft or target, 1, vocab_size, samplers, shared)

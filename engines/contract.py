@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-WIDTH, ROWS, CAPACITY = "width", "rows", "capacity"
+WIDTH, ROWS, CAPACITY, FEATURE_SLOTS = "width", "rows", "capacity", "feature_slots"
 Dim = int | str
 
 INPUT_IDS = "input_ids"
@@ -24,7 +24,8 @@ LOGITS = "logits"
 TOKENS = "tokens"
 NUM_ACCEPTED = "num_accepted"
 FEATURES = "features"  # of a target with a head: what the head reads of each fed position
-FEATURE_CACHE = "feature_cache"  # of a head: the features by position; its own hidden states beyond the target's
+FEATURE_CACHE = "feature_cache"  # of a head: features in any order (specrt.runtime.drafting.head)
+FEATURE_ROWS = "feature_rows"  # of a head: the row of the cache that each fed pair reads
 HIDDEN = "hidden"  # of a head: what its next step reads in place of a feature
 UNDRAFTED = -1e30  # a head's logit of ids that it does not draft; with -inf, bans of all others would leave only NaN
 
@@ -85,8 +86,8 @@ class ModelSpec:
 
     ``feature_size`` H is set for a target that writes features for an EAGLE-3 head, and for the head, which
     ``reads_features``. A head's pair ``i`` is the feature of position ``i`` with the id at position ``i + 1``; its
-    positions, KV and feature cache are numbered by pairs. Its logits are over the target's ids, ``UNDRAFTED`` for ids
-    that it does not draft.
+    positions and KV are numbered by pairs. Its logits are over the target's ids, ``UNDRAFTED`` for ids that it does not
+    draft.
     """
 
     vocab_size: int
@@ -108,7 +109,13 @@ class ModelSpec:
     @property
     def limits(self) -> dict[str, int]:
         """The largest value of each symbolic dimension."""
-        return {WIDTH: self.max_width, ROWS: self.max_rows, CAPACITY: self.capacity}
+        slots = {FEATURE_SLOTS: self.feature_slots} if self.reads_features else {}
+        return {WIDTH: self.max_width, ROWS: self.max_rows, CAPACITY: self.capacity, **slots}
+
+    @property
+    def feature_slots(self) -> int:
+        """Rows of a head's feature cache: those of a pass of the target, one for each position, and the head's own."""
+        return self.max_width + self.capacity + 1
 
     @property
     def kv_bytes(self) -> int:
@@ -158,7 +165,8 @@ def model_contract(spec: ModelSpec) -> Contract:
     ]
     outputs = [TensorSpec(LOGITS, "float32", (ROWS, spec.vocab_size))]
     if spec.feature_size is not None and spec.reads_features:
-        slots: Dim = spec.capacity if is_standard else CAPACITY
+        slots: Dim = spec.feature_slots if is_standard else FEATURE_SLOTS
+        inputs.append(TensorSpec(FEATURE_ROWS, "int64", (WIDTH,)))
         inputs.append(TensorSpec(FEATURE_CACHE, spec.dtype, (slots, spec.feature_size)))
         outputs.append(TensorSpec(HIDDEN, spec.dtype, (ROWS, spec.feature_size)))
     elif spec.feature_size is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from specrt.engines import numpy_samplers, samplers
 from specrt.engines.contract import (
     FEATURE_CACHE,
+    FEATURE_ROWS,
     FEATURES,
     HIDDEN,
     INPUT_IDS,
@@ -140,7 +141,7 @@ class FakeHead(_Engine):
         start, indices = _checked(host, width, rows)
         ids, features = (host[past_name(part, 0)].reshape(-1) for part in ("key", "value"))  # [capacity] each
         ids[start : start + width] = host[INPUT_IDS][0, :width]
-        features[start : start + width] = host[FEATURE_CACHE][start : start + width, 0]
+        features[start : start + width] = host[FEATURE_CACHE][host[FEATURE_ROWS][:width], 0]
         host[LOGITS][:rows] = 0
         for row, index in enumerate(indices):
             end = start + int(index) + 1

@@ -18,7 +18,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specrt.engines.contract import INPUT_IDS, POSITION_IDS, ROW_INDICES, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, Contract
+from specrt.engines.contract import (
+    FEATURE_ROWS,
+    INPUT_IDS,
+    POSITION_IDS,
+    ROW_INDICES,
+    SEQLENS_K,
+    TOTAL_SEQUENCE_LENGTH,
+    Contract,
+)
 
 Array = npt.NDArray[Any]
 
@@ -73,8 +81,8 @@ class Binding(Protocol):
         """``upload`` for single items of a one-dimensional tensor."""
         ...
 
-    def write(self, name: str, values: Array) -> None:
-        """Write the leading rows of any tensor, for the next passes."""
+    def write(self, name: str, values: Array, start: int = 0) -> None:
+        """Write the rows of any tensor from ``start`` on, for the next passes."""
         ...
 
     def take(self, name: str, start: int, source: Memory) -> None:
@@ -163,9 +171,9 @@ class HostBinding:
     def upload_items(self, name: str, indices: Sequence[int]) -> None:
         """Nothing to do: passes read what the host writes."""
 
-    def write(self, name: str, values: Array) -> None:
+    def write(self, name: str, values: Array, start: int = 0) -> None:
         """See ``Binding.write``."""
-        self.host[name][: len(values)] = values
+        self.host[name][start : start + len(values)] = values
 
     def take(self, name: str, start: int, source: Memory) -> None:
         """See ``Binding.take``."""
@@ -191,11 +199,16 @@ class HostBinding:
 
 
 def write_pass(host: Mapping[str, Array], ids: Array, start: int, rows: int) -> None:
-    """Write the inputs of a pass over ``ids`` [M] after ``start`` tokens that returns the logits of its last rows."""
+    """Write the inputs of a pass over ``ids`` [M] after ``start`` tokens that returns the logits of its last rows.
+
+    A head reads its cache by position.
+    """
     width = len(ids)
     host[INPUT_IDS][0, :width] = ids
     host[POSITION_IDS][0, :width] = np.arange(start, start + width)
     host[ROW_INDICES][:rows] = np.arange(width - rows, width)
+    if FEATURE_ROWS in host:
+        host[FEATURE_ROWS][:width] = host[POSITION_IDS][0, :width]
     if SEQLENS_K in host:  # the standard dialect takes the length from the positions
         host[SEQLENS_K][0], host[TOTAL_SEQUENCE_LENGTH][0] = start + width - 1, start + width
 

@@ -15,7 +15,7 @@ from specrt.engines.errors import BundleError
 from specrt.engines.experts import Experts
 from specrt.engines.samplers import SAMPLER_NAMES
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MANIFEST_NAME = "bundle.json"
 GENERATION_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DRAFT_KINDS = ("ngram", "self", "model")
@@ -201,6 +201,15 @@ def _validate_model(manifest: Manifest, model: ModelEntry) -> None:
         raise ValueError(f"{model.graph}: its sampler {missing[0]!r} is missing")
 
 
+def _validate_head(target: ModelSpec, head: ModelSpec) -> None:
+    """A head's cache begins with what its target writes."""
+    sizes = [(spec.feature_size, spec.dtype, spec.max_width, spec.capacity) for spec in (target, head)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"draft: its features, dtype, width and capacity are {sizes[1]}, and those of its target {sizes[0]}"
+        )
+
+
 def _validate(manifest: Manifest) -> None:
     if manifest.draft.kind not in DRAFT_KINDS or (manifest.draft.kind == "model") != (manifest.draft.model is not None):
         raise ValueError(f"draft: kind {manifest.draft.kind!r} and its model do not go together")
@@ -212,6 +221,8 @@ def _validate(manifest: Manifest) -> None:
     models = [model for model in (manifest.target, manifest.draft.model) if model is not None]
     for model in models:
         _validate_model(manifest, model)
+        if model.spec.reads_features:
+            _validate_head(manifest.target.spec, model.spec)
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specrt.engines.contract import (
+    FEATURE_ROWS,
     INPUT_IDS,
     LOGITS,
     NUM_ACCEPTED,
@@ -66,7 +67,7 @@ TOP_IDS = "top_ids"
 # Tensors of models and samplers that the host writes. All others are computed on the device and stay there.
 HOST_WRITTEN = frozenset(
     {
-        *(INPUT_IDS, POSITION_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, ROW_INDICES),
+        *(INPUT_IDS, POSITION_IDS, SEQLENS_K, TOTAL_SEQUENCE_LENGTH, ROW_INDICES, FEATURE_ROWS),
         *(CONTEXT_COUNTS, OUTPUT_COUNTS, LOGIT_BIAS, ENDING_LIMIT, NUM_UNENDING_ROWS),
         *(REPETITION_PENALTY, PRESENCE_PENALTY, FREQUENCY_PENALTY),
         *(TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORMS, CHOSEN_IDS),

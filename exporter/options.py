@@ -112,7 +112,7 @@ class ExportOptions:
     def head(self) -> str | None:
         """The folder or hub id of ``--draft eagle3:PATH_OR_HUB_ID``."""
         name, _, place = self.draft.partition(":")
-        return place if name == HEAD else None
+        return place and str(Path(place).expanduser()) if name == HEAD else None
 
     @property
     def num_draft_layers(self) -> int | None:

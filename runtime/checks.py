@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from reprlib import repr as short_repr
 from typing import Any
 
 import numpy as np
@@ -21,19 +22,19 @@ def number(name: str, value: Any, low: float, high: float = float("inf"), whole:
     if not is_number or isinstance(value, bool) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
         limits = f"from {low} to {high}" if high != float("inf") else f"of {low} or more"
-        raise UsageError(f"{name}: got {value!r}, expected {kind} {limits}")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected {kind} {limits}")
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise UsageError(f"{name}: got {value!r}, expected True or False")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected True or False")
     return bool(value)
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise UsageError(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected one of {', '.join(choices)}")
     return str(value)
 
 
@@ -41,7 +42,7 @@ def penalty_factor(name: str, value: Any) -> int | float:
     """A number above 0, up to 100."""
     factor = number(name, value, 0, 100)
     if factor == 0:
-        raise UsageError(f"{name}: got {value!r}, expected more than 0; 1 is neutral")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected more than 0; 1 is neutral")
     return factor
 
 
@@ -54,7 +55,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     """As a tuple."""
     found = _several(name, value, "texts")
     if wrong := [text for text in found if not isinstance(text, str)]:
-        raise UsageError(f"{name}: got {wrong[0]!r}, expected strings")
+        raise UsageError(f"{name}: got {short_repr(wrong[0])}, expected strings")
     return found
 
 
@@ -70,7 +71,7 @@ def processors(name: str, value: Any) -> tuple[Any, ...]:
     expected = "callables (token_ids, logits)"
     found = _several(name, value, expected)
     if wrong := [processor for processor in found if not callable(processor)]:
-        raise UsageError(f"{name}: got {wrong[0]!r}, expected {expected}")
+        raise UsageError(f"{name}: got {short_repr(wrong[0])}, expected {expected}")
     return found
 
 
@@ -94,5 +95,5 @@ def _plain(token_id: Any) -> Any:
 def _several(name: str, value: Any, kind: str) -> tuple[Any, ...]:
     """The items as a tuple. An iterator can be read only once."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"{name}: got {value!r}, expected a list of {kind}; put a single one in brackets")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected a list of {kind}; put a single one in brackets")
     return tuple(value)

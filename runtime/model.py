@@ -30,11 +30,14 @@ class FeatureReader(Protocol):
         ...
 
     def copy_features(self) -> None:
-        """Copy what was taken, before the next pass overwrites it."""
+        """Copy what is still to be read, before the next pass overwrites it. Doing so twice is allowed."""
         ...
 
-    def keep_features(self, num_kept: int) -> None:
-        """The features from position ``num_kept`` on are not those of the sequence any more."""
+    def keep_features(self, num_kept: int) -> int:
+        """The features from position ``num_kept`` on are not those of the sequence any more.
+
+        Returns how many tokens the model keeps: one fewer where the last feature is needed and not at hand.
+        """
         ...
 
 
@@ -49,14 +52,19 @@ class KVCachedModel:
     holds need not be fed again. Call ``missing`` before each draft. Entries written beyond the kv_owner's ``kv_len``
     are stale for it, and the pass that verifies the draft overwrites all of them.
 
-    A ``feature_reader`` is given the features of every pass, and notified of every rollback. ``offset`` is the
-    position of the token that is fed first: 0, and 1 for a head.
+    A ``feature_reader`` is given the features of every pass, and notified of every rollback. They are written to
+    ``feature_memory``, if that is given. ``offset`` is the position of the token that is fed first: 0, and 1 for a head.
     """
 
     offset = 0
-    has_fixed_copies = True  # whether a step of a draft copies to the same addresses in each round
 
-    def __init__(self, engine: Engine, spec: ModelSpec, kv_owner: KVCachedModel | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: ModelSpec,
+        kv_owner: KVCachedModel | None = None,
+        feature_memory: Memory | None = None,
+    ) -> None:
         self.spec = spec
         self._kv_owner = kv_owner
         self.feature_reader: FeatureReader | None = None
@@ -64,7 +72,10 @@ class KVCachedModel:
         self.min_width = 1
         self._tokens: list[int] = []  # the fed tokens; stale beyond kv_len
         self._num_wide = 0  # how many of them were fed in passes of two or more tokens
-        self.binding = engine.open(None if kv_owner is None else kv_owner.kv_memory())
+        shared = {} if kv_owner is None else kv_owner.kv_memory()
+        if feature_memory is not None:
+            shared[FEATURES] = feature_memory
+        self.binding = engine.open(shared)
         host = self.binding.host
         self._ids = host[INPUT_IDS][0]  # [max_width] i64
         self._positions = host[POSITION_IDS][0]  # [max_width] i64
@@ -121,12 +132,20 @@ class KVCachedModel:
         return committed[self.kv_len + self.offset :]
 
     def rollback(self, kv_len: int) -> None:
-        """Discard everything from position ``kv_len`` on. Raises ``ValueError`` if the cache is shorter."""
+        """Discard everything from position ``kv_len`` on; with a ``feature_reader``, one token more if it says so.
+
+        Raises ``ValueError`` if the cache is shorter.
+        """
         if not 0 <= kv_len <= self.kv_len:
             raise ValueError(f"rollback to {kv_len}, but the cache holds {self.kv_len} tokens")
         self.kv_len = kv_len
         if self.feature_reader is not None:
-            self.feature_reader.keep_features(kv_len)
+            self.kv_len = self.feature_reader.keep_features(kv_len)
+
+    def release_features(self) -> None:
+        """Let the reader copy what the next pass overwrites. A pass does so too, but then it is a part of its graph."""
+        if self.feature_reader is not None:
+            self.feature_reader.copy_features()
 
     def reusable(self, tokens: Sequence[int], min_width: int) -> int:
         """Length of the prefix of ``tokens[:-1]`` that is cached from passes of at least ``min_width`` tokens."""
@@ -156,8 +175,7 @@ class KVCachedModel:
         self.binding.upload()
         if late is not None:
             self.binding.take(INPUT_IDS, num_ids - len(late), late)
-        if self.feature_reader is not None:
-            self.feature_reader.copy_features()
+        self.release_features()
         self.binding.run(width, num_rows)
         if self.feature_reader is not None:
             self.feature_reader.take_features(start, self.binding.memory[FEATURES][:num_ids])

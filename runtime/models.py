@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from specrt.engines.backends import RUNS_BUNDLES_OF, open_backend
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.interface import Backend
 from specrt.engines.manifest import Manifest
 from specrt.runtime.slots import LoadedModel, Slot, SlotModel, sampler_engines
@@ -47,9 +47,17 @@ class Models:
         self._draft_samplers = sampler_engines(drafting, entry, 1, vocab_size)
 
     def new_slot(self) -> Slot:
-        """A slot with the target. A head is opened with it, since it reads the features of every pass."""
-        slot = Slot(SlotModel(self._target.open(), self._target_samplers))
-        return self.with_draft(slot) if self._has_head else slot
+        """A slot with the target. A head is opened with it, since the target writes to the head's memory."""
+        if not self._has_head:
+            return Slot(SlotModel(self._target.open(), self._target_samplers))
+        assert self._draft is not None
+        head = self._draft.open_head()
+        try:
+            target = self._target.open(head=head)
+        except SpecrtError:
+            head.close()
+            raise
+        return Slot(SlotModel(target, self._target_samplers), SlotModel(head, self._draft_samplers))
 
     def with_draft(self, slot: Slot) -> Slot:
         """``slot`` with its draft opened, if the bundle has a draft model."""
@@ -59,6 +67,8 @@ class Models:
 
     def open_slot(self, draft: str) -> Slot:
         """See ``specrt.runtime.runtime.Runtime.open_slot``."""
+        if draft == "model" and self._has_head:
+            return self.new_slot()
         slot = Slot(SlotModel(self._target.open(), self._target_samplers))
         if draft == "self":
             target = self._manifest.target
@@ -70,11 +80,8 @@ class Models:
 
     def _new_draft(self, slot: Slot, shares_kv: bool) -> SlotModel:
         assert self._draft is not None, "settings allow draft 'model' only where the bundle has one"
-        target = slot.target.model
-        if self._has_head:
-            target.rollback(0)  # the features of what it holds were not kept
-            return SlotModel(self._draft.open_head(target), self._draft_samplers)
-        return SlotModel(self._draft.open(target if shares_kv else None), self._draft_samplers)
+        assert not self._has_head, "a head is opened with its slot"
+        return SlotModel(self._draft.open(slot.target.model if shares_kv else None), self._draft_samplers)
 
     def _open_draft_backend(self, name: str | None, device: str | None) -> Backend:
         """The draft's backend: the target's, unless another backend or device is given."""

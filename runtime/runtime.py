@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from specrt.engines.backends import open_backend
-from specrt.engines.errors import UsageError
+from specrt.engines.errors import SpecrtError, UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
@@ -253,6 +253,9 @@ class Runtime:
         slot = self._pool.take(completion.tokens, _min_width(completion.settings))
         try:
             yield from self.rounds(slot, completion, stats)
+        except SpecrtError:
+            slot.forget()
+            raise
         finally:
             self._pool.give_back(slot)
 

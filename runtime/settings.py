@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from reprlib import repr as short_repr
 from typing import Any
 
 from specrt.engines.errors import UsageError
@@ -101,8 +102,9 @@ def settings_of(options: GenerationOptions, manifest: Manifest, shares_memory: b
     rule = _rule(options, draft, is_greedy, shares_memory, sources)
     eos = () if options.ignore_eos else manifest.eos_token_ids
     sources["ending_ids"] = "ignore_eos and stop_token_ids" if options.ignore_eos else "EOS ids and stop_token_ids"
+    _check_ids(options, manifest.target.spec.vocab_size)
     ending_ids = {*eos, *options.stop_token_ids}
-    _check_ids(options, ending_ids, manifest.target.spec.vocab_size)
+    _check_left(options, ending_ids, manifest.target.spec.vocab_size)
     for name, option in OPTIONS.items():
         if name in Settings.__dataclass_fields__ and getattr(options, name) != option.default:
             sources.setdefault(name, _GIVEN)
@@ -259,7 +261,7 @@ def _reproducible(options: GenerationOptions, rule: str, sources: dict[str, str]
     return False
 
 
-def _check_ids(options: GenerationOptions, ending_ids: Iterable[int], vocab_size: int) -> None:
+def _check_ids(options: GenerationOptions, vocab_size: int) -> None:
     groups = (
         ("logit_bias", options.logit_bias or {}),
         ("banned_token_ids", options.banned_token_ids),
@@ -268,7 +270,11 @@ def _check_ids(options: GenerationOptions, ending_ids: Iterable[int], vocab_size
     for name, ids in groups:
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise UsageError(f"{name}: got {token_id!r}, expected ids in 0..{vocab_size - 1}")
+                raise UsageError(f"{name}: got {short_repr(token_id)}, expected ids in 0..{vocab_size - 1}")
+
+
+def _check_left(options: GenerationOptions, ending_ids: Iterable[int], vocab_size: int) -> None:
+    """Some id must be left."""
     excluded = {*options.banned_token_ids, *(ending_ids if options.min_new_tokens else ())}
     if len(excluded) >= vocab_size:
         raise UsageError(

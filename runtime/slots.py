@@ -22,13 +22,15 @@ class LoadedModel:
         self.entry = entry
         self._engine = backend.load(entry.graph, model_contract(entry.spec))
 
-    def open(self, kv_owner: KVCachedModel | None = None) -> KVCachedModel:
-        """A model with a new, empty cache, or with the cache of ``kv_owner``."""
-        return KVCachedModel(self._engine, self.entry.spec, kv_owner)
+    def open(self, kv_owner: KVCachedModel | None = None, head: HeadModel | None = None) -> KVCachedModel:
+        """A model with a new, empty cache, or with the cache of ``kv_owner``. ``head`` reads its features."""
+        model = KVCachedModel(self._engine, self.entry.spec, kv_owner, None if head is None else head.feature_memory)
+        model.feature_reader = head
+        return model
 
-    def open_head(self, target: KVCachedModel) -> HeadModel:
-        """A head that reads the features of ``target``."""
-        return HeadModel(self._engine, self.entry.spec, target)
+    def open_head(self) -> HeadModel:
+        """A head, on whose memory its target is to be opened."""
+        return HeadModel(self._engine, self.entry.spec)
 
 
 def sampler_engines(backend: Backend, entry: ModelEntry, max_rows: int, vocab_size: int) -> SamplerEngines:
@@ -73,6 +75,12 @@ class Slot:
 
     target: SlotModel
     draft: SlotModel | None = None
+
+    def forget(self) -> None:
+        """Empty the caches. After an error on a device it is unknown which of the enqueued passes were run."""
+        for part in (self.target, self.draft):
+            if part is not None:
+                part.model.rollback(0)
 
     def touch(self) -> None:
         """See ``SlotModel.touch``."""

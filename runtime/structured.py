@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from reprlib import repr as short_repr
 from typing import Any, NamedTuple
 
 from specrt.engines.errors import UsageError
@@ -13,7 +14,7 @@ from specrt.engines.errors import UsageError
 _WHITESPACE = {"whitespace_pattern": r"[ \t\r\n]{1,64}"}
 # All tokens that continue a text are allowed, not only the canonical ones.
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)  # linear: a space before the name does not span lines
 
 
 class Grammar(NamedTuple):
@@ -48,7 +49,7 @@ def _unicode(name: str, text: str) -> str:
 def pattern_text(name: str, value: Any) -> str:
     """A non-empty string. Raises ``UsageError``."""
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{name}: got {value!r}, expected a non-empty string")
+        raise UsageError(f"{name}: got {short_repr(value)}, expected a non-empty string")
     return _unicode(name, value)
 
 
@@ -73,7 +74,7 @@ def _json_rule(parsed: Any) -> str:
         parsed = {} if parsed else {"enum": []}
     given = parsed.get("x-guidance", {})
     if not isinstance(given, dict):
-        raise UsageError(f"json_schema: x-guidance: got {given!r}, expected an object")
+        raise UsageError(f"json_schema: x-guidance: got {short_repr(given)}, expected an object")
     guidance = {**_WHITESPACE, **given}
     if guidance.get("whitespace_flexible") is False:
         del guidance["whitespace_pattern"]

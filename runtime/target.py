@@ -61,6 +61,7 @@ class Target:
         """
         model, is_processed = self.model, bool(self._processing.replaced)
         rule = self._rule if drafted and is_sampled else self.sampler
+        model.release_features()
         with nullcontext() if is_processed else model.binding.together():
             width, rows = model.feed([*committed[model.kv_len :], *drafted], len(drafted) + 1, memory_of(drafted))
             if not self._is_checked:

@@ -22,7 +22,7 @@ _FILLER = 0  # the fed id; what a pass computes does not matter
 _HARMLESS = {TEMPERATURE: 1.0, TOP_K: 0, TOP_P: 1.0, MIN_P: 0.0}
 # Ways to decode whose rounds are captured ahead: greedy, sampled, sampled with filters. Others are in a text.
 _WAYS: tuple[Options, ...] = ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9})
-_REPEATS = 3  # rounds until one is captured: the first is enqueued step by step
+_REPEATS = 3  # rounds until one is captured: the first feeds the prompt, the second is enqueued step by step
 
 
 def sizes_of_verification(k: int) -> list[tuple[int, int]]:
@@ -82,34 +82,36 @@ def _run_all(part: SlotModel, sizes: list[tuple[int, int]], progress: Progress) 
 def _run_rounds(runtime: Runtime, slot: Slot, progress: Progress) -> None:
     """Run rounds until each is captured as a CUDA graph.
 
-    A draft begins with one token, or with two after a draft that was accepted whole.
+    After a round a draft model is fed one token, or two if its draft was accepted whole; a head each committed one.
     """
     manifest = runtime.manifest
     draft = "none" if slot.draft is None else "model"
+    has_head = slot.draft is not None and slot.draft.model.spec.reads_features
     numbers = range(1, manifest.num_speculative_tokens + 1)
     progress.step("rounds", total=len(_WAYS) * len(numbers))
     for way in _WAYS:
         for k in numbers:
             wanted = options_of({**way, "num_speculative_tokens": k, "draft": draft, "ignore_eos": True})
             settings = settings_of(wanted, manifest)
-            for is_accepted in (False, True):
+            for num_committed in range(1, k + 2) if has_head else (1, k + 1):
                 target, drafter = runtime.begin(slot, [_FILLER], settings)
-                _repeat(target, drafter, k, is_accepted, manifest.target.spec.max_seq_len)
+                _repeat(target, drafter, k, num_committed, manifest.target.spec.max_seq_len)
             progress.advance(1)
     for part in (slot.target, slot.draft):
         if part is not None:
             part.model.rollback(0)
 
 
-def _repeat(target: Target, drafter: Drafter, k: int, is_accepted: bool, max_seq_len: int) -> None:
-    """Rounds after which the draft counts as accepted whole or not at all, each with a draft and with a lookup's."""
+def _repeat(target: Target, drafter: Drafter, k: int, num_committed: int, max_seq_len: int) -> None:
+    """Rounds that each commit ``num_committed`` tokens: with a draft, then with a lookup's."""
     tokens = [_FILLER]
-    for _ in range(_REPEATS):
-        for is_own in (True, False):
-            if len(tokens) + k + 1 >= max_seq_len:
-                return
-            drafted = drafter.propose(tokens, k) if is_own else [_FILLER] * k
-            target.verify(tokens, drafted, is_own and drafter.is_sampled)
-            tokens += [*drafted, _FILLER] if is_accepted and is_own else [_FILLER]
-            target.rollback(len(tokens))
-            drafter.rollback(len(tokens))
+    target.verify(tokens, ())
+    tokens.append(_FILLER)
+    for is_own in (*[True] * _REPEATS, *[False] * _REPEATS):
+        if len(tokens) + k + 1 >= max_seq_len:
+            return
+        drafted = drafter.propose(tokens, k) if is_own else [_FILLER] * k
+        target.verify(tokens, drafted, is_own and drafter.is_sampled)
+        tokens += [_FILLER] * num_committed
+        target.rollback(len(tokens))
+        drafter.rollback(len(tokens))

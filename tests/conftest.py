@@ -36,9 +36,14 @@ def has_nvidia_gpu() -> bool:
     return listing.returncode == 0 and "GPU" in listing.stdout
 
 
+def _place_in_the_run(item: pytest.Item) -> tuple[bool, bool, bool]:
+    folders = item.path.relative_to(Path(__file__).parent).parts
+    return item.get_closest_marker("model") is None, "terminal" not in folders, folders[0] == "runtime"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # What takes long comes first: begun last, one such file would leave one of two workers idle.
-    items.sort(key=lambda item: (item.get_closest_marker("model") is None, item.path.parts[-2] != "terminal"))
+    # What takes long comes first, and the runtime's short files come last: a long one would leave a worker idle.
+    items.sort(key=_place_in_the_run)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not has_nvidia_gpu():
         for item in marked:

@@ -1,4 +1,4 @@
-"""The architecture's rules, one test each: imports, the wheel's content, sizes, exit codes, links in the documents."""
+"""The architecture's rules, one test each: imports, the wheel's content, sizes, names of tests' folders."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from specrt.engines import errors
+from tests.sources import PACKAGES, ROOT, SOURCES, TESTS, name_of, parse, violations
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("specrt", "engines", "runtime", "exporter", "tools")
 FOLDERS = PACKAGES[1:]
 SERVING = ("tools", "serving")  # this folder is the package specrt.serving
 
@@ -41,27 +39,10 @@ MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_FOLDER_FILES = 16
 
-SOURCES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
 
 def arrow_from(path: Path) -> str:
     """The package whose arrows hold for the file: ``tools/serving/x.py`` -> ``serving``."""
     return "".join(package_of(path)[1:2]) or "specrt"
-
-
-def violations(check: Callable[[Path], object], paths: Iterable[Path] = SOURCES) -> dict[str, object]:
-    """What ``check`` finds in each file, for the files in which it finds something."""
-    return {name_of(path): found for path in paths if (found := check(path))}
-
-
-@functools.cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=name_of(path))
 
 
 def package_of(path: Path, root: Path = ROOT) -> list[str]:
@@ -144,7 +125,7 @@ def test_no_command_needs_an_experiment() -> None:
 
 
 def test_folders_are_imported_by_their_package_names() -> None:
-    paths, by_path = [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], "specrt.tools.serving"
+    paths, by_path = [*SOURCES, *TESTS], "specrt.tools.serving"
 
     def wrong(path: Path) -> list[str]:
         return sorted({n for n in imports(path) if n.split(".")[0] in FOLDERS or f"{n}.".startswith(f"{by_path}.")})
@@ -238,79 +219,28 @@ def test_files_and_functions_are_short() -> None:
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         return {**too_long, **({"the file": num_lines} if num_lines > MAX_FILE_LINES else {})}
 
-    assert violations(long) == {}
+    assert violations(long, [*SOURCES, *TESTS]) == {}
+
+
+def test_an_option_is_defined_once() -> None:
+    """What several commands have is in ``tools/terminal/options.py``. Experiments are free."""
+
+    def options(path: Path) -> list[str]:
+        calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+        return [ast.unparse(c) for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "option"]
+
+    written = Counter(text for path in SOURCES if not path.is_relative_to(LAB) for text in options(path))
+    assert len(written) > 50
+    assert [text for text, count in written.items() if count > 1] == []
 
 
 def test_folders_are_small() -> None:
-    counts = Counter(name_of(path.parent) for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")])
+    counts = Counter(name_of(path.parent) for path in [*SOURCES, *TESTS])
     assert {folder: count for folder, count in counts.items() if count > MAX_FOLDER_FILES} == {}
 
 
 def test_tests_mirror_the_folders() -> None:
     """A folder of tests is named as the folder, or the file, that it tests."""
-    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in TESTS if path.name.startswith("test_")}
     unknown = [str(f) for f in folders if not (ROOT / f).is_dir() and not (ROOT / f).with_suffix(".py").is_file()]
     assert unknown == []
-
-
-def error_codes() -> dict[str, int]:
-    """Name and exit code of every class of the error tree."""
-    classes = [errors.SpecrtError]
-    for kind in classes:
-        classes += [c for c in kind.__subclasses__() if c.__module__ == errors.__name__]
-    return {kind.__name__: kind.exit_code for kind in classes}
-
-
-def test_each_error_has_its_own_exit_code() -> None:
-    codes = [0, *error_codes().values(), *errors.OTHER_EXIT_CODES.values()]
-    assert len(codes) == len(set(codes)), codes
-
-
-def test_exit_codes_are_documented() -> None:
-    text = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \| ([^|]+?) \| [^|]+ \|$", text, re.MULTILINE)
-    expected = {str(code): f"`{name}`" for name, code in error_codes().items()}
-    others = {str(code): name for name, code in errors.OTHER_EXIT_CODES.items()}
-    assert dict(rows) == {"0": "success", **expected, **others}
-    assert len(rows) == len(dict(rows))
-
-
-def test_the_error_tree_is_drawn_as_it_is() -> None:
-    drawn = re.findall(r"(\w+Error) +(\d+)", errors.__doc__ or "")
-    assert {name: int(code) for name, code in drawn} == error_codes()
-
-
-def test_errors_are_added_to_the_tree_only_where_it_is_drawn() -> None:
-    names = set(error_codes())
-
-    def grown(path: Path) -> list[str]:
-        classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
-        return [c.name for c in classes if any(ast.unparse(base).split(".")[-1] in names for base in c.bases)]
-
-    assert violations(grown, [path for path in SOURCES if path != ROOT / "engines" / "errors.py"]) == {}
-
-
-def prose(path: Path) -> str:
-    """The document without its code blocks."""
-    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-
-
-def anchors(path: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_links_in_the_documents_lead_somewhere() -> None:
-    def broken(path: Path) -> list[str]:
-        found = []
-        for target in re.findall(r"\]\(\s*<?([^)\s>]+)", prose(path)):
-            if re.match(r"[a-z][a-z+.-]*:", target):
-                continue
-            name, _, anchor = target.partition("#")
-            file = (path.parent / name).resolve() if name else path
-            if not file.is_relative_to(ROOT) or not file.exists() or (anchor and anchor not in anchors(file)):
-                found.append(target)
-        return found
-
-    assert violations(broken, DOCUMENTS) == {}

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
+from specrt.engines.contract import ROWS, WIDTH, Buffer, Contract, TensorSpec, plan_buffers
+from specrt.engines.errors import SpecrtError
 from specrt.engines.gpu.device import Device, DeviceArray, aligned, encoded
 from specrt.engines.interface import Array, Memory, begins_with
 from specrt.engines.samplers import HOST_WRITTEN
@@ -39,8 +40,12 @@ class DeviceBinding:
                 self._tensors[buffer.name] = self._checked(buffer, shared[buffer.name])
             else:
                 own.append(buffer)
-        self._allocate([buffer for buffer in own if buffer.name not in HOST_WRITTEN])
-        self._mail_address, self._mail = self._allocate_mailbox([b for b in own if b.name in HOST_WRITTEN])
+        try:
+            self._allocate([buffer for buffer in own if buffer.name not in HOST_WRITTEN])
+            self._mail_address, self._mail = self._allocate_mailbox([b for b in own if b.name in HOST_WRITTEN])
+        except SpecrtError:
+            device.free(self._owned)
+            raise
         self.host: Mapping[str, Array] = {
             name: tensor.mirror for name, tensor in self._tensors.items() if tensor.mirror is not None
         }
@@ -94,9 +99,9 @@ class DeviceBinding:
             self.device.upload(address + index * mirror.itemsize, mirror[index : index + 1])
         return None
 
-    def write(self, name: str, values: Array) -> None:
+    def write(self, name: str, values: Array, start: int = 0) -> None:
         """See ``Binding.write``."""
-        tensor = self._tensors[name]
+        tensor = self._tensors[name][start:]
         if not begins_with(tensor.shape, values.shape):
             raise ValueError(f"{name}: got values of shape {list(values.shape)}, expected rows of {list(tensor.shape)}")
         if tensor.mirror is not None:
@@ -157,12 +162,18 @@ class DeviceBinding:
 
     def mark(self, number: int) -> None:
         """See ``Binding.mark``."""
+        if (collector := self.device.collector) is not None:
+            collector.mark(self, number)
+        else:
+            self.record(number)
+
+    def record(self, number: int, is_captured: bool = False) -> None:
+        """Record an event at once, or in each run of the graph that is being captured."""
         api = self.device.api
-        self.device.submit()
         with self.device.lock:
             if not self._events:
                 self._events = [api.new_event(), api.new_event()]
-            api.record(self._events[number])
+            api.record(self._events[number], is_captured)
 
     def elapsed_ms(self) -> float | None:
         """See ``Binding.elapsed_ms``."""
@@ -184,7 +195,7 @@ class DeviceBinding:
 
     def shapes(self, width: int, rows: int) -> dict[str, tuple[int, ...]]:
         """The shape of each input in a pass."""
-        dims = {WIDTH: width, ROWS: rows, CAPACITY: self.contract.limits[CAPACITY]}
+        dims = {**self.contract.limits, WIDTH: width, ROWS: rows}
         return {tensor.name: tensor.resolve(dims) for tensor in self.contract.inputs}
 
     def close(self) -> None:

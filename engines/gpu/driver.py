@@ -48,7 +48,7 @@ class Cuda(Protocol):
 
     def drop_event(self, event: Any) -> None: ...
 
-    def record(self, event: Any) -> None: ...
+    def record(self, event: Any, is_captured: bool = False) -> None: ...
 
     def elapsed_ms(self, first: Any, last: Any) -> float | None: ...
 
@@ -166,9 +166,10 @@ class RealCuda:
         """Free an event."""
         self._call("cudaEventDestroy", event)
 
-    def record(self, event: Any) -> None:
-        """Record the time at which the stream reaches this point."""
-        self._call("cudaEventRecord", event, self.stream)
+    def record(self, event: Any, is_captured: bool = False) -> None:
+        """Record the time at which the stream reaches this point; in a capture, at which each run of the graph does."""
+        flags = self._api.cudaEventRecordExternal if is_captured else self._api.cudaEventRecordDefault
+        self._call("cudaEventRecordWithFlags", event, self.stream, flags)
 
     def elapsed_ms(self, first: Any, last: Any) -> float | None:
         """Time between two recorded events; None until the GPU has reached both."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from specrt.engines.errors import BackendError
+from specrt.engines.errors import BackendError, ResourceError
 from specrt.engines.gpu.device import Device, DeviceArray, Pinned, aligned, decoded
 from specrt.engines.interface import Array
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 GRAPH_BYTES, ANSWER_BYTES = 512 << 10, 16 << 10  # of what the host writes and reads in a graph
 AREA_BYTES = 2 * GRAPH_BYTES + ANSWER_BYTES  # on the host and on the GPU, of a slot's model
-MOST_GRAPHS, MOST_SEEN = 128, 512  # of a slot's model; the oldest are dropped
+MOST_GRAPHS, MOST_SEEN = 128, 512  # of a slot's model; those that were not used longest are dropped
 
-_UPLOAD, _COPY, _RUN, _DOWNLOAD = range(4)
+_UPLOAD, _COPY, _RUN, _DOWNLOAD, _MARK = range(5)
 _Step = tuple[Any, ...]  # one of them, and its arguments without contents
 
 
@@ -70,6 +70,10 @@ class RoundGraphs:
     def run(self, binding: DeviceBinding, width: int, rows: int) -> None:
         """Note a pass."""
         self._steps.append((_RUN, binding, width, rows))
+
+    def mark(self, binding: DeviceBinding, number: int) -> None:
+        """Note an event of ``binding``."""
+        self._steps.append((_MARK, binding, number))
 
     def read(self, tensors: Sequence[DeviceArray]) -> list[Array]:
         """Submit what was noted and return copies of the tensors, as ``Device.read``."""
@@ -123,17 +127,20 @@ class RoundGraphs:
                 self._device.upload(arguments[0], next(data))
             elif kind == _COPY:
                 self._device.copy(*arguments)
+            elif kind == _MARK:
+                arguments[0].record(arguments[1])
             else:
                 binding, width, rows = arguments
                 binding.launch(width, rows)
 
     def _is_launched(self, steps: tuple[_Step, ...], contents: Sequence[Array]) -> bool:
         """Whether there is a graph of these steps, which is then launched."""
-        graph = self._graphs.get(steps)
+        graph = self._graphs.pop(steps, None)
         if graph is None:
             graph = self._captured(steps)
         if graph is None or self._area is None:
             return False
+        self._graphs[steps] = graph  # the one that was used last is last
         self._area.fill(contents)
         self._device.api.launch(graph)
         return True
@@ -150,16 +157,14 @@ class RoundGraphs:
         if len(self._graphs) >= MOST_GRAPHS:
             self._device.wait()
             self._device.api.drop(self._graphs.pop(next(iter(self._graphs))))
-        area = self.reserve()
         try:
+            area = self.reserve()
             graph = self._device.api.capture(lambda: area.enqueue(steps))
-        except BackendError:
-            graph = None  # of a call that a capture does not allow; outside of it an error comes again
+        except (BackendError, ResourceError):
+            graph = None  # of a call that a capture does not allow, or no memory is left for graphs
         if graph is None:
             self._is_off = True
             warnings.warn("a round cannot be captured as one CUDA graph; its passes run one by one", stacklevel=2)
-            return None
-        self._graphs[steps] = graph
         return graph
 
     def reserve(self) -> _Area:
@@ -172,13 +177,17 @@ class RoundGraphs:
 class _Area:
     """What graphs copy from and to: page-locked memory for uploads and answers, and memory on the GPU for uploads.
 
-    Uploads and answers are one after the other, in the order of their steps.
+    Uploads and answers are one after the other, in the order of their steps. Raises ``ResourceError``.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._written, self._answers = Pinned(device.api, GRAPH_BYTES), Pinned(device.api, ANSWER_BYTES)
-        self._staged = device.allocate(GRAPH_BYTES)
+        self._pinned = Pinned(device.api, GRAPH_BYTES + ANSWER_BYTES)
+        try:
+            self._staged = device.allocate(GRAPH_BYTES)
+        except ResourceError:
+            self._pinned.free()
+            raise
         self._filled_at = -1  # the number of waits before: until the next one the GPU may be reading
 
     def fill(self, contents: Sequence[Array]) -> None:
@@ -188,22 +197,22 @@ class _Area:
         self._filled_at = self._device.num_waits
         start = 0
         for data in contents:
-            self._written.bytes[start : start + data.size] = data
+            self._pinned.bytes[start : start + data.size] = data
             start += aligned(data.size)
 
     def answers(self, tensors: Sequence[DeviceArray]) -> list[Array]:
         """Copies of the tensors that the last graph read. Call it after a wait."""
-        found, start = [], 0
+        found, start = [], GRAPH_BYTES
         for tensor in tensors:
-            found.append(decoded(self._answers.bytes[start : start + tensor.num_bytes], tensor))
+            found.append(decoded(self._pinned.bytes[start : start + tensor.num_bytes], tensor))
             start += aligned(tensor.num_bytes)
         return found
 
     def enqueue(self, steps: Sequence[_Step]) -> bool:
         """Enqueue the steps, to be captured. Returns whether the library took each pass."""
-        api, start, answer = self._device.api, 0, self._answers.address
+        api, start, answer = self._device.api, 0, self._pinned.address + GRAPH_BYTES
         if num_bytes := _total(steps, _UPLOAD):
-            api.upload(self._staged, self._written.address, num_bytes)
+            api.upload(self._staged, self._pinned.address, num_bytes)
         for kind, *arguments in steps:
             if kind == _UPLOAD:
                 address, size = arguments
@@ -215,14 +224,15 @@ class _Area:
                 source, size = arguments
                 api.download(answer, source, size)
                 answer += aligned(size)
+            elif kind == _MARK:
+                arguments[0].record(arguments[1], is_captured=True)
             elif not arguments[0].enqueue_captured(*arguments[1:]):
                 return False
         return True
 
     def free(self) -> None:
         self._device.free([self._staged])
-        self._written.free()
-        self._answers.free()
+        self._pinned.free()
 
 
 def _total(steps: Sequence[_Step], kind: int) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract, Dim, plan_buffers
+from specrt.engines.contract import ROWS, WIDTH, Contract, Dim, plan_buffers
 from specrt.engines.errors import BundleError
 from specrt.engines.interface import CPU, Array, Backend, Engine, HostBinding, allocate, check_shared
 from specrt.engines.ort.library import ort
@@ -141,7 +141,7 @@ class OrtBinding(HostBinding):
         limits = self._contract.limits
         if not (1 <= width <= limits[WIDTH] and 1 <= rows <= limits[ROWS]):
             raise ValueError(f"pass of {width} tokens and {rows} rows: at most {limits[WIDTH]} and {limits[ROWS]}")
-        dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
+        dims = {**limits, WIDTH: width, ROWS: rows}
         io = self._session.io_binding()
         for tensor in self._contract.inputs:
             array = self._buffers[tensor.name]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from specrt.engines.contract import CAPACITY, ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
+from specrt.engines.contract import ROWS, TOTAL_SEQUENCE_LENGTH, WIDTH, Contract
 from specrt.engines.errors import BackendError, BundleError, PlacementWarning
 from specrt.engines.gpu.binding import DeviceBinding
 from specrt.engines.gpu.device import open_device
@@ -133,7 +133,7 @@ class OrtCudaBinding(DeviceBinding):
 
     def _bind(self, width: int, rows: int) -> Any:
         limits = self.contract.limits
-        dims = {WIDTH: width, ROWS: rows, CAPACITY: limits[CAPACITY]}
+        dims = {**limits, WIDTH: width, ROWS: rows}
         io = self._engine.session.io_binding()
         for tensor in self.contract.inputs:
             shape = tensor.resolve(dims)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specrt.engines.contract import CAPACITY, ROWS, WIDTH, Contract
+from specrt.engines.contract import ROWS, WIDTH, Contract
 from specrt.engines.errors import BackendError, one_line
 from specrt.engines.interface import CUDA, Engine
 from specrt.engines.ort.cpu import OrtBackend, session_options
@@ -62,7 +62,7 @@ def provider_options(contract: Contract, stream: int) -> dict[str, str]:
     """Our stream, memory that is kept between passes, and the smallest, usual and largest shapes of the inputs."""
     limits = contract.limits
     usual = {**limits, WIDTH: min(limits[WIDTH], limits[ROWS])}
-    smallest = {WIDTH: 1, ROWS: 1, CAPACITY: limits[CAPACITY]}
+    smallest = {**limits, WIDTH: 1, ROWS: 1}
     shapes = {"min": smallest, "opt": usual, "max": limits}
     options = {
         "has_user_compute_stream": "1",

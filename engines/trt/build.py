@@ -72,13 +72,14 @@ def build(
     force: bool = False,
     progress: Progress = SILENT,
     has_decode_profile: bool | None = None,
+    is_target_alone: bool = False,
 ) -> BuildRecord:
     """Build every engine of ``bundle`` for ``backend``; return the record. A failed build leaves no files.
 
     ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any, the engines run on all that it
     supports except Turing.
     ``has_decode_profile``: whether the models' engines have a profile for passes of one token; None decides for each
-    model by bytes. Raises ``SpecrtError``.
+    model by bytes. ``is_target_alone``: only the target's engine, to be measured. Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))
@@ -101,7 +102,7 @@ def build(
     _check_room(bundle, manifest, progress)
     check_files(bundle, manifest)
     with new_folder(folder, progress) as partial:
-        jobs = _jobs(manifest, has_decode_profile)
+        jobs = _jobs(manifest, has_decode_profile)[: 1 if is_target_alone else None]
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -118,6 +119,19 @@ def build(
         write_text_file(partial / RECORD_NAME, record_text(record))
     remember_build(record)
     return record
+
+
+def build_alone(backend: str, bundle: Path, graph: str, contract: Contract) -> EngineEntry:
+    """Build the engine of a ``graph`` in ``bundle`` that its manifest does not have, for the GPU at hand.
+
+    It is put next to the others, and not into their record. Raises ``BackendError``.
+    """
+    manifest, library = manifest_from_bundle(bundle), library_of(backend)
+    capabilities = [gpu.compute_capability for gpu in find_gpus()[:1]] if library.is_portable else []
+    folder = engines_folder(bundle, backend)
+    builder = _Builder(load_library(backend, manifest.target.spec.dialect), capabilities, folder, has_timings=False)
+    job = _Job(Path(graph).stem, graph, (), contract, "float32", profiles_of(contract))
+    return replace(builder.build(job, bundle, folder, manifest, SILENT), sources={graph: ""})
 
 
 def _jobs(manifest: Manifest, has_decode_profile: bool | None) -> list[_Job]:

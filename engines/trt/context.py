@@ -91,6 +91,10 @@ class Pass:
         """Enqueue one run without a graph. Returns whether the library took it."""
         return bool(self._context.execute_async_v3(self._device.api.stream))
 
+    def report_to(self, profiler: Any) -> None:
+        """Let later runs report the time of each layer to ``profiler``, an ``IProfiler`` of the library."""
+        self._context.profiler = profiler
+
     def _must(self, done: Any, what: str) -> None:
         must(done, f"{self._name}: {what}", self._logger)
 

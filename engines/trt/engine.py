@@ -227,10 +227,11 @@ class TrtBinding(DeviceBinding):
         return found
 
     def _release(self) -> None:
-        self.device.wait()
-        self._rounds.close()
-        for made in (*self._kept.values(), *self._wide.values()):
-            made.close()
+        with self.device.lock:  # so that no thread enqueues or captures meanwhile
+            self.device.wait()
+            self._rounds.close()
+            for made in (*self._kept.values(), *self._wide.values()):
+                made.close()
         self._kept.clear()
         self._wide.clear()
         self._engine.backend.cache.save()  # saves newly compiled kernels

@@ -19,7 +19,7 @@ from specrt.exporter.heads.module import Head
 from specrt.exporter.heads.settings import check_keys, layer_config, variant, vocab_size
 from specrt.exporter.heads.tensors import check_tensors, read_offsets, read_tensors, stored_norms
 from specrt.exporter.sources.checkpoint import Checkpoint, open_checkpoint
-from specrt.exporter.sources.hub_files import optional_bytes
+from specrt.exporter.sources.hub_files import commit_of, optional_bytes
 
 _WRITTEN_VERSION = "0.9.0"  # of speculators, whose layout is written
 
@@ -30,7 +30,7 @@ class LoadedHead:
 
     ``tensors`` has the names of ``module.Head``, in the dtype of the files; ``embed_tokens.weight`` is absent when the
     target's is used, and the norms before ``fc`` may be present though the stated variant has none. ``notes`` are for
-    the user. ``layout`` is a name of ``layouts.LAYOUTS``.
+    the user. ``layout`` is a name of ``layouts.LAYOUTS``. ``revision`` is the commit of a hub id.
     """
 
     config: HeadConfig
@@ -38,6 +38,7 @@ class LoadedHead:
     layout: str
     notes: tuple[str, ...] = ()
     trained_theta: float | None = None
+    revision: str | None = None
 
     @property
     def stated(self) -> HeadVariant:
@@ -59,8 +60,11 @@ def head_from_folder(
     drafts and what specrt does not read, ``PairError`` for a head of another target.
     """
     location = str(folder)
+    if revision is not None and Path(location).exists():
+        raise SourceError(f"{location}: --draft-revision {revision} is for hub ids, this is a local path; leave it out")
     config = _read_config(location, revision)
-    checkpoint = open_checkpoint(location, revision=revision)
+    commit = None if Path(location).exists() else commit_of(location, "config.json", revision)
+    checkpoint = open_checkpoint(location, revision=commit or revision)
     tensors, skipped = read_tensors(checkpoint)
     layout = _recognised(config, checkpoint, tensors, location)
     check_keys(config, layout)
@@ -79,7 +83,7 @@ def head_from_folder(
     tensors.pop("t2d", None)
     if skipped:
         notes.append(f"{len(skipped)} tensors of the head are not read, since they are not its own: {skipped[0]} ...")
-    return LoadedHead(head, tensors, layout.name, tuple(notes), layout.trained_theta)
+    return LoadedHead(head, tensors, layout.name, tuple(notes), layout.trained_theta, commit)
 
 
 def build_head(config: HeadConfig, tensors: Mapping[str, torch.Tensor], target_embedding: torch.Tensor) -> Head:

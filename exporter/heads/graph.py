@@ -11,6 +11,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from specrt.engines.contract import (
     FEATURE_CACHE,
+    FEATURE_ROWS,
     FEATURES,
     INPUT_IDS,
     POSITION_IDS,
@@ -66,7 +67,7 @@ class HeadModule(torch.nn.Module):
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             return emit(state, 0, self.site, query, key, value)
 
-        features = named[FEATURE_CACHE][positions]  # [1, width, H]
+        features = named[FEATURE_CACHE][named[FEATURE_ROWS]][None]  # [1, width, H]
         normalized, hidden = self.head(named[INPUT_IDS], features, positions, attend)
         logits = self.head.logits(normalized[:, rows])[0].float()  # [rows, D]
         if not self.is_whole:

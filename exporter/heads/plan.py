@@ -51,7 +51,7 @@ class HeadPlan:
     def slot_bytes(self) -> int:
         """Bytes of its KV and of its features for one sequence."""
         assert self.spec.feature_size is not None
-        return self.spec.kv_bytes + self.spec.capacity * self.spec.feature_size * ITEM_BYTES[self.spec.dtype]
+        return self.spec.kv_bytes + self.spec.feature_slots * self.spec.feature_size * ITEM_BYTES[self.spec.dtype]
 
 
 def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> HeadPlan:
@@ -79,7 +79,7 @@ def plan_head(options: ExportOptions, target: ModelPlan, progress: Progress) -> 
     )
     return HeadPlan(
         options.head,
-        options.draft_revision,
+        loaded.revision,
         loaded,
         spec,
         options.draft_quantize,

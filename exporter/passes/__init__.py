@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnxscript.rewriter.ort_fusions.rms_normalization import fuse_rms_normalization
-from onnxscript.rewriter.ort_fusions.skip_normalization import fuse_skip_rms_normalization
 
 from specrt.engines.contract import STANDARD_DIALECTS, ModelSpec
 from specrt.exporter.passes.cache_reads import reshape_cache_reads
 from specrt.exporter.passes.experts import lay_out_experts, pair_rows
 from specrt.exporter.passes.linear import unify_linears
 from specrt.exporter.passes.lm_head import read_tied_table
+from specrt.exporter.passes.norms import fuse_norms
 from specrt.exporter.passes.packing import pack_qkv, pack_shared_inputs
 from specrt.exporter.passes.reshapes import drop_round_trips
 from specrt.exporter.passes.rotary import fold_rotary
@@ -25,8 +24,7 @@ def optimize(model: ir.Model, spec: ModelSpec) -> ir.Model:
     pair_rows(lay_out_experts(model))
     if spec.dialect in STANDARD_DIALECTS:
         return reshape_cache_reads(read_tied_table(drop_round_trips(model)))
-    fuse_rms_normalization(model)
-    fuse_skip_rms_normalization(model)
+    fuse_norms(model)
     fold_rotary(model, spec.capacity)
     drop_round_trips(model)
     read_tied_table(model)

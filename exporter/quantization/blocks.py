@@ -120,6 +120,13 @@ def quantize_matmuls(model: ir.Model, name: str, vocab_size: int, block_size: in
     return tables
 
 
+def block_size_of(model: ir.Model) -> int | None:
+    """The ``block_size`` of ``quantize_weights`` that a graph was made with; None for the default."""
+    nodes = [node for node in model.graph if node.op_type == "MatMulNBits"]
+    largest = max((node.attributes["block_size"].as_int() for node in nodes), default=TABLE.block_size)
+    return largest if largest > TABLE.block_size else None  # the default is the smallest, and the tables' own
+
+
 def quantize_tables(model: ir.Model, tied: Mapping[str, _Blocks] | None = None) -> ir.Model:
     """The tables of ``quantize_weights``; those in ``tied`` are blocks already."""
     tables = tied or {}

@@ -12,17 +12,12 @@ from huggingface_hub import file_exists, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError, kind_and_line
+from specrt.exporter.sources.checkpoint import WEIGHT_FILES
 from specrt.exporter.sources.source import Source, find_config, find_source
 
 SETTINGS = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TOKENIZER = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja")
-_MODEL = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 _TASKS = ("CAUSAL_LM", None)
 # Settings that change the architecture of the base, or need a special runtime.
 _REFUSED = ("layer_replication", "megatron_config", "alora_invocation_tokens", "arrow_config")
@@ -148,12 +143,12 @@ def _base_and_adapter(
 def _holds_model(name: str, revision: str | None) -> bool:
     path = Path(name).expanduser()
     if path.is_dir():
-        return any((path / file).is_file() for file in _MODEL) or any(path.glob("*.gguf"))
-    for file in _MODEL:
+        return any((path / file).is_file() for file in WEIGHT_FILES) or any(path.glob("*.gguf"))
+    for file in WEIGHT_FILES:
         if isinstance(try_to_load_from_cache(name, file, revision=revision), str):
             return True
     try:
-        return any(file_exists(name, file, revision=revision) for file in _MODEL)
+        return any(file_exists(name, file, revision=revision) for file in WEIGHT_FILES)
     except (OSError, ValueError):
         return False  # no network: a model that is there would be in the cache
 

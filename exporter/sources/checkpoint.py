@@ -23,7 +23,7 @@ from specrt.engines.errors import SourceError, kind_and_line
 from specrt.exporter.sources.gguf.file import read_gguf
 
 # In transformers' order: the first one that exists is used.
-_FILES = (
+WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -135,9 +135,9 @@ def _found(find: Callable[[str], Path | None], name: str) -> Path:
 
 
 def _shards(find: Callable[[str], Path | None], location: str) -> list[Path]:
-    path = next(filter(None, map(find, _FILES)), None)
+    path = next(filter(None, map(find, WEIGHT_FILES)), None)
     if path is None:
-        raise SourceError(f"{location}: no weights ({', '.join(_FILES)}); download the whole model")
+        raise SourceError(f"{location}: no weights ({', '.join(WEIGHT_FILES)}); download the whole model")
     refuse_lfs_pointer(path)
     if path.suffix != ".json":
         return [path]

@@ -62,6 +62,12 @@ def optional_bytes(location: str, name: str, revision: str | None, must_know: bo
         raise SourceError(f"{path}: cannot be read ({error.strerror or error}); correct or remove it") from error
 
 
+def commit_of(location: str, name: str, revision: str | None) -> str | None:
+    """The commit of the cached file ``name`` of a hub id, or None when it is not cached."""
+    path = try_to_load_from_cache(location, name, revision=revision)
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
 def fetch_tokenizer_files(location: str, revision: str | None) -> None:
     """Bring the optional files of a hub id's tokenizer into the cache. Raises ``SourceError`` when that fails."""
     if not os.path.isdir(location):

@@ -17,6 +17,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from specrt.engines.contract import (
     CAPACITY,
+    FEATURE_SLOTS,
     INPUT_IDS,
     ONNXRUNTIME_DIALECT,
     POSITION_IDS,
@@ -88,7 +89,7 @@ class _ContractModule(torch.nn.Module):
 
 
 # Sizes of the example inputs' dynamic dimensions: all different, and none 0 or 1, which torch.export special-cases.
-_EXAMPLE = {WIDTH: 7, ROWS: 3, CAPACITY: 64}
+_EXAMPLE = {WIDTH: 7, ROWS: 3, CAPACITY: 64, FEATURE_SLOTS: 80}
 
 
 def _example(tensor: TensorSpec) -> torch.Tensor:

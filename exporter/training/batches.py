@@ -19,7 +19,8 @@ _MAX_OPEN = 16  # rows that are filled at the same time
 @dataclass(frozen=True)
 class Batch:
     """R rows of L positions. ``document`` [R, L] numbers the conversations of a row, -1 is padding; ``positions`` count
-    within them. ``is_scored`` [R, L]: the target's distribution at the position counts. The rest as in ``Rows``.
+    within them. ``is_scored`` [R, L]: the target's distribution at the position counts: before each token of an answer,
+    and in training of a prompt that the target wrote. The rest as in ``Rows``.
     """
 
     ids: torch.Tensor
@@ -136,7 +137,8 @@ class Batches:
                     flat[name][row, part] = getattr(rows, name)
                 flat["positions"][row, part] = np.arange(entry.num_tokens)
                 flat["document"][row, part] = document
-                flat["is_scored"][row, start + entry.first_scored - 1 : part.stop] = True
+                first = entry.first_scored if entry.is_held_out else entry.first_written
+                flat["is_scored"][row, start + first - 1 : part.stop] = True
                 start = part.stop
         return Batch(**{name: torch.from_numpy(values).to(self._device) for name, values in flat.items()})
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from specrt.engines.progress import SILENT, Progress
+from specrt.exporter.options import ExportOptions
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted
 from specrt.exporter.sources.ending import eos_ids
 from specrt.exporter.sources.merging import load_adapted
@@ -15,18 +16,16 @@ from specrt.exporter.training.target import TrainingTarget
 
 
 def load_target(
-    name: str,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    taps: Sequence[int] | None = None,
-    progress: Progress = SILENT,
+    options: ExportOptions, taps: Sequence[int] | None = None, progress: Progress = SILENT
 ) -> TrainingTarget:
-    """The model in fp32. ``taps`` are those of a head where none are given.
+    """The model in fp32 that ``options`` export. ``taps`` are those of a head where none are given.
 
     Raises as the export does, and ``UnsupportedModelError`` for a model that no draft can be trained for.
     """
     progress.step("reading configs")
-    source = find_adapted(name, revision, trust_remote_code, AdapterChoice())
+    choice = AdapterChoice(options.adapter, options.adapter_revision, options.no_adapter)
+    source = find_adapted(options.target, options.revision, options.trust_remote_code, choice)
+    name = options.target
     num_layers = int(source.config.get_text_config().num_hidden_layers)
     chosen = tuple(taps) if taps is not None else taps_for(name, num_layers)
     progress.step("loading weights")

@@ -48,10 +48,9 @@ def taps_for(name: str, num_layers: int) -> tuple[int, ...]:
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Make the work folder, or continue the one that is there. Raises ``UsageError`` if its settings are others."""
+    """Note the settings in the work folder. Raises ``UsageError`` if an earlier run has noted others."""
     path, text = folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         write_text_file(path, text)
         return
     stored = json.loads(path.read_text(encoding="utf-8"))

@@ -29,8 +29,8 @@ class Rows:
     """A conversation of T tokens as the target saw it.
 
     ``ids`` [T] i32. ``taps`` [T, 3 Ht] and ``last`` [T, Ht]: the tapped hidden states, and what the target's lm_head
-    reads. ``normalizer`` [T] f32: logsumexp of the target's logits; ``top`` [T] i32: their argmax. The last two are
-    valid from the position before ``first_scored`` on, which is the first token that the target wrote itself.
+    reads. ``normalizer`` [T] f32: logsumexp of the target's logits; ``top`` [T] i32: their argmax. ``first_written`` is
+    the first token that the target wrote, of its own prompt if it wrote one; ``first_scored`` is the answer's first.
     """
 
     ids: Array
@@ -38,6 +38,7 @@ class Rows:
     last: Array
     normalizer: Array
     top: Array
+    first_written: int
     first_scored: int
 
 
@@ -48,6 +49,7 @@ class Entry:
     number: int
     start: int
     num_tokens: int
+    first_written: int
     first_scored: int
     is_held_out: bool
     seconds: float
@@ -100,7 +102,8 @@ class Store:
                     values = np.clip(values, -_LARGEST, _LARGEST)
                 with self._path(name).open("ab") as file:
                     file.write(np.ascontiguousarray(values, dtype).tobytes())
-            entry = Entry(number, self.num_tokens, len(rows.ids), rows.first_scored, is_held_out, seconds)
+            first = rows.first_written, rows.first_scored
+            entry = Entry(number, self.num_tokens, len(rows.ids), *first, is_held_out, seconds)
             with (self.folder / INDEX).open("a", encoding="utf-8") as index:
                 index.write(json.dumps(asdict(entry)) + "\n")
         except OSError as error:
@@ -114,7 +117,7 @@ class Store:
         part = slice(entry.start, entry.start + entry.num_tokens)
         found = {name: maps[name][part] for name in self._columns}
         found = {name: rows if self._columns[name][1] != 1 else rows[:, 0] for name, rows in found.items()}
-        return Rows(**found, first_scored=entry.first_scored)
+        return Rows(**found, first_written=entry.first_written, first_scored=entry.first_scored)
 
     def chosen(self, held_out: bool) -> Iterator[Entry]:
         """The entries of one part, by number: the order does not depend on which conversation ended first."""

@@ -77,6 +77,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters.values(), recipe.max_rate, (0.9, 0.95), weight_decay=0.0)
         self._held_out = list(batches.held_out(_HELD_OUT_TOKENS))
         self._losses: list[float] = []
+        self._is_whole = True  # False while parameters and state are of different steps
         self.state = State()
         if (folder / CHECKPOINT).exists():
             self._load()
@@ -90,53 +91,65 @@ class Trainer:
         return min(1.0, state.seconds / ((recipe.minutes or 0) * 60))
 
     def run(self, progress: Progress = SILENT) -> State:
-        """Train to the end of the recipe; the module then has the best parameters."""
-        state, recipe = self.state, self._recipe
+        """Train to the end of the recipe; the module then has the best parameters. A signal costs the step at work."""
         progress.step("training", total=1000)
+        try:
+            self._run(progress)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, or another signal
+            if self._is_whole:
+                self.save()
+            raise
+        self._restore_best()
+        return self.state
+
+    def _run(self, progress: Progress) -> None:
+        state, recipe = self.state, self._recipe
         if not state.history:
             self._evaluate(progress)
         shown, saved = 0, time.monotonic()
         while self.fraction < 1:
-            began = time.monotonic()
             self._step()
-            state.seconds += time.monotonic() - began
             done = self.fraction
             if done >= len(state.history) / recipe.num_evaluations or done >= 1:
                 self._evaluate(progress)
-                saved = 0.0
+                saved = time.monotonic()
             if time.monotonic() - saved > _CHECKPOINT_S:
                 self.save()
                 saved = time.monotonic()
             progress.advance(int(done * 1000) - shown)
             shown = int(done * 1000)
-        self._restore_best()
-        return state
 
     def _step(self) -> None:
-        fraction, state = self.fraction, self.state
+        fraction, state, began = self.fraction, self.state, time.monotonic()
         objective: Objective = "kl" if fraction < self._recipe.kl_share else "acceptance"
         for group in self._optimizer.param_groups:
             group["lr"] = rate_at(fraction, self._recipe)
         agreements = [Agreement() for _ in range(self._learner.depth)]
-        loss = self._learner.loss(self._next(), objective, agreements)
-        state.step += 1
-        if loss is None:
-            return
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.clip)
-        self._optimizer.step()
-        self._losses.append(float(loss.detach()))
+        batch, epoch, index = self._next()
+        loss = self._learner.loss(batch, objective, agreements)
+        if loss is not None:
+            self._optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.clip)
+        self._is_whole = False
+        if loss is not None:
+            self._optimizer.step()
+            self._losses.append(float(loss.detach()))
+        state.step, state.epoch, state.index = state.step + 1, epoch, index + 1
+        state.seconds += time.monotonic() - began
+        self._is_whole = True
 
-    def _next(self) -> Batch:
-        state = self.state
-        batch = self._batches.batch(state.epoch, state.index)
+    def _next(self) -> tuple[Batch, int, int]:
+        """The next batch, its epoch, and its place there."""
+        epoch, index = self.state.epoch, self.state.index
+        batch = self._batches.batch(epoch, index)
         if batch is None:
-            state.epoch, state.index = state.epoch + 1, 0
-            batch = self._batches.batch(state.epoch, 0)
+            epoch, index = epoch + 1, 0
+            batch = self._batches.batch(epoch, index)
             assert batch is not None, "an epoch has a batch"
-        state.index += 1
-        return batch
+        return batch, epoch, index
 
     def _evaluate(self, progress: Progress) -> None:
         """Add a point, keep the parameters if they are the best, and save."""
@@ -149,9 +162,9 @@ class Trainer:
         accepted, same = zip(*rates, strict=True)
         point = Point(self.state.step, self.state.seconds, loss, accepted, same)
         best = self.state.best
-        self.state.history.append(point)
         if best is None or point.tokens_per_round > best.tokens_per_round:
             _save({"step": point.step, "parameters": self._parameters}, self._folder / BEST)
+        self.state.history.append(point)
         self.save()
         progress.note(line_of(point))
 

@@ -34,6 +34,11 @@ class _Lane:
     first_scored: int | None = None  # None while the model writes its prompt
     is_finished: bool = False
 
+    @property
+    def is_of_use(self) -> bool:
+        """Whether it has a part of an answer, for which it is stored when the writing ends."""
+        return self.first_scored is not None and len(self.ids) > self.first_scored + 1
+
     def temperature(self) -> float:
         return 1.0 if self.first_scored is None else self.outline.temperature
 
@@ -122,13 +127,14 @@ class TextWriter:
                         number += 1
                     working[index] = self._begin(self._outlines(number), index, rows)
                     number += 1
-            reached = min(budget, store.num_tokens if self._recipe.num_tokens is not None else int(seconds))
-            progress.advance(reached - shown)
-            shown = reached
+            num_tokens = store.num_tokens + sum(len(lane.ids) - 1 for lane in working if lane.is_of_use)
+            reached = min(budget, num_tokens if is_counted else int(seconds))
+            progress.advance(max(0, reached - shown))
+            shown = max(shown, reached)
             if reached >= budget:
                 break
         for index, lane in enumerate(working):
-            if lane.first_scored is not None and len(lane.ids) > lane.first_scored + 1:
+            if lane.is_of_use:
                 clipped += self._store(store, lane, index, time.monotonic() - started)
         if clipped:
             progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
@@ -208,5 +214,5 @@ class TextWriter:
         length = len(lane.ids) - 1  # the last id was not fed
         taps, last, normalizer, top = (buffer[index, :length] for buffer in self._buffers)
         ids = np.array(lane.ids[:length], np.int32)
-        rows = Rows(ids, taps, last, normalizer, top, lane.first_scored)
+        rows = Rows(ids, taps, last, normalizer, top, len(lane.outline.opening), lane.first_scored)
         return store.add(lane.outline.number, rows, seconds, lane.outline.is_held_out)

@@ -111,8 +111,6 @@ class AdaptiveDrafter:
         constraint: Constraint | None = None,
     ) -> None:
         self._ngram, self._model, self._estimates, self._min_width = ngram, model, estimates, min_width
-        if isinstance(model, DeferredDrafter):
-            model.is_timed = True
         self._clock, self._end, self._constraint = clock, end, constraint
         self._acceptance = {
             source: Acceptance(estimates.k, known.rates()) for source, known in estimates.acceptance.items()

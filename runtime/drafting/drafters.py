@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Protocol
 
 from specrt.engines.interface import Binding
@@ -115,13 +114,12 @@ class DeferredDrafter(ModelDrafter):
     """Drafts from a model on the target's device. The host does not wait for the ids; it reads them after verification.
 
     The constructor's ``sampler`` must not depend on drafted ids. The ids are kept in the memory of ``verdict``, a
-    sampler of the target. ``is_timed`` is set if ``last_ms`` is needed.
+    sampler of the target.
     """
 
     def __init__(self, model: KVCachedModel, sampler: DraftSampler, target_vocab_size: int, verdict: Binding) -> None:
         super().__init__(model, sampler, target_vocab_size)
         self._verdict = verdict
-        self.is_timed = False
         self._drafted: tuple[int, Sequence[int]] = (0, ())  # first position, ids
 
     def rollback(self, num_committed: int) -> None:
@@ -139,15 +137,13 @@ class DeferredDrafter(ModelDrafter):
         drafted, late = DeferredTokens(self._verdict), None
         self._drafted = (len(committed), drafted)
         binding = self.model.binding
-        if self.is_timed:
+        with binding.together():
             binding.mark(0)
-        with binding.together() if self.model.has_fixed_copies else nullcontext():
             for _ in range(k):
                 width, _ = self.model.feed(pending, 1, late)
                 self._sampler.draw(width, committed, drafted)
                 drafted.append(UNKNOWN)
                 pending, late = (UNKNOWN,), drafted.memory[len(drafted) - 1 : len(drafted)]
-        if self.is_timed:
             binding.mark(1)
         return drafted
 

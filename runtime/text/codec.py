@@ -22,6 +22,14 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 
 
+class TextTooLongError(UsageError):
+    """A text of ``num_chars`` characters, more than the caller's limit."""
+
+    def __init__(self, num_chars: int, max_chars: int) -> None:
+        super().__init__(f"prompt: got {num_chars} characters, expected at most {max_chars}; shorten it")
+        self.num_chars = num_chars
+
+
 class TextCodec:
     """The target's tokenizer and chat templates. Valid ids are below ``vocab_size``, the number of logits.
 
@@ -59,13 +67,14 @@ class TextCodec:
             raise BundleError(f"{path}: cannot be read ({error}); export the bundle again") from error
         return cls(tokenizer, vocab_size, templates, entry.special_tokens, entry.clean_up_spaces)
 
-    def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> list[int]:
+    def encode(self, prompt: Prompt, chat: ChatOptions | None = None, max_chars: int | None = None) -> list[int]:
         """The token ids of a prompt, at least one. All of specrt encodes with this function.
 
         A string gets the tokenizer's special tokens. Messages go through the chat template with options ``chat``, and
         get no special tokens beyond those that the template writes. Ids are used unchanged. As in transformers,
         special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
-        prompt, a wrong type, ids outside the vocabulary, and chat template options if the prompt is not messages.
+        prompt, a wrong type, ids outside the vocabulary, and chat template options if the prompt is not messages, and
+        ``TextTooLongError`` for a text of more than ``max_chars``, before it is encoded.
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
@@ -76,9 +85,9 @@ class TextCodec:
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):
-            ids = self.ids_of_text(prompt, add_special_tokens=True)
+            ids = self.ids_of_text(_limited(prompt, max_chars), add_special_tokens=True)
         elif is_chat:
-            ids = self.ids_of_text(self.render(prompt, chat), add_special_tokens=False)
+            ids = self.ids_of_text(_limited(self.render(prompt, chat), max_chars), add_special_tokens=False)
         else:
             ids = list(prompt)
         if not ids:
@@ -158,3 +167,9 @@ class TextCodec:
     def template(self, chat: ChatOptions) -> str:
         """The source of the chat template that ``chat`` selects. Raises ``UsageError`` if there is none."""
         return self._templates.source(chat)
+
+
+def _limited(text: str, max_chars: int | None) -> str:
+    if max_chars is not None and len(text) > max_chars:
+        raise TextTooLongError(len(text), max_chars)
+    return text

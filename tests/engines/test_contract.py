@@ -12,9 +12,11 @@ from specrt.engines.contract import (
     CAPACITY,
     INPUT_IDS,
     LOGITS,
+    ONNXRUNTIME_DIALECT,
     ROW_INDICES,
     ROWS,
     STANDARD_DIALECT,
+    STANDARD_DIALECTS,
     WIDTH,
     Contract,
     KVLayer,
@@ -70,6 +72,17 @@ def test_the_standard_dialect_takes_lengths_from_positions_and_a_fixed_capacity(
         replace(tensor, shape=tensor.resolve({CAPACITY: SPEC.capacity, ROWS: 0})) if tensor.alias else tensor
         for tensor in model_contract(SPEC).outputs
     )
+
+
+@pytest.mark.parametrize("dialect", [ONNXRUNTIME_DIALECT, *STANDARD_DIALECTS])
+def test_a_head_gathers_features_by_row(dialect: str) -> None:
+    """From a cache with rows for a pass of the target, for each position, and for its own hidden state."""
+    spec = replace(SPEC, dialect=dialect, feature_size=32, reads_features=True)
+    inputs = {tensor.name: tensor for tensor in model_contract(spec).inputs}
+    rows, cache = inputs["feature_rows"], inputs["feature_cache"]
+    assert (rows.dtype, rows.shape, cache.dtype) == ("int64", (WIDTH,), "float16")
+    assert cache.resolve(spec.limits) == (16 + 54 + 1, 32)
+    assert isinstance(cache.shape[0], str) == (dialect == ONNXRUNTIME_DIALECT)
 
 
 def test_each_present_shares_the_memory_of_its_past() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from specrt.engines.codec import to_json
+from specrt.engines.codec import from_json, to_json
+from specrt.engines.contract import ModelSpec, model_contract
 from specrt.engines.manifest import MANIFEST_NAME, SCHEMA_VERSION
 from tests.engines.test_manifest import full_manifest, refusal, write
 
@@ -127,6 +128,14 @@ def sampler_outside(data: dict[str, Any]) -> None:
     data["target"]["samplers"]["match"] = "../match.onnx"
 
 
+def wider_than_its_target(data: dict[str, Any]) -> None:
+    """A head; its inputs and outputs are those of its spec."""
+    for entry, reads in ((data["target"], False), (data["draft"]["model"], True)):
+        entry["spec"] |= {"feature_size": 8, "reads_features": reads, "max_width": 16 + reads}
+        contract = model_contract(from_json(ModelSpec, entry["spec"]))
+        entry["inputs"], entry["outputs"] = to_json(contract.inputs), to_json(contract.outputs)
+
+
 def without_generation_defaults(data: dict[str, Any]) -> None:
     del data["generation_defaults"]
 
@@ -190,6 +199,11 @@ def unlisted_chat_template(data: dict[str, Any]) -> None:
         (unlisted_sampler_of_the_draft, "files: 'samplers/mine.onnx' is named by the bundle but not listed"),
         (unlisted_sampler_of_another_name, "files: 'samplers/guess.onnx' is named by the bundle but not listed"),
         (sampler_outside, "files: '../match.onnx' is named by the bundle but not listed"),
+        (
+            wider_than_its_target,
+            "draft: its features, dtype, width and capacity are (8, 'float32', 17, 136), and those of its target "
+            "(8, 'float32', 16, 136)",
+        ),
         (without_generation_defaults, "Manifest: key 'generation_defaults' is missing"),
         (defaults_in_a_list, "Manifest.generation_defaults: got list, expected dict"),
         (default_in_words, "Manifest.generation_defaults.temperature: got str, expected float"),

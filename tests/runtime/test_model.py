@@ -7,16 +7,8 @@ from dataclasses import replace
 import pytest
 
 from specrt.engines.fake import fake_spec
-from tests.runtime.support.fakes import (
-    VOCAB_SIZE,
-    Engine,
-    cache_of,
-    continuation,
-    engine_of,
-    hashed,
-    open_target,
-    slot_of,
-)
+from tests.runtime.support.fakes import Engine, cache_of, continuation, engine_of, open_target, slot_of
+from tests.runtime.support.tables import VOCAB_SIZE, hashed
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def test_numbers_have_ranges(name: str, good: list[float], bad: list[Any]) -> No
         ({"stop": ["a", ""]}, "stop: string 1 is empty"),
         ({"banned_token_ids": 5}, "banned_token_ids: got "),
         ({"stop_token_ids": 5}, "stop_token_ids: got "),
+        ({"stop_token_ids": [[5]]}, "stop_token_ids: got [5], expected ids in 0.."),
+        ({"seed": "x" * 10**6}, "seed: got 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected a whole number"),
         ({"logit_bias": [3]}, "logit_bias: got "),
         ({"logits_processors": len}, "logits_processors: got "),
     ],

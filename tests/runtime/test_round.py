@@ -23,7 +23,6 @@ from tests.runtime.support.fakes import (
     ALL_K,
     POISON,
     PROMPT,
-    VOCAB_SIZE,
     Engine,
     Limits,
     Run,
@@ -33,13 +32,13 @@ from tests.runtime.support.fakes import (
     continuation,
     engine_of,
     figures,
-    hashed,
     limits_of,
     open_draft,
     open_target,
     plain,
     run,
 )
+from tests.runtime.support.tables import VOCAB_SIZE, hashed
 
 # --- acceptance ----------------------------------------------------------------------------------------------------
 

@@ -10,19 +10,18 @@ from specrt.runtime.drafting.drafters import ModelDrafter
 from tests.runtime.support.fakes import (
     ALL_K,
     PROMPT,
-    VOCAB_SIZE,
     Script,
     cache_of,
     continuation,
     engine_of,
     figures,
-    hashed,
     limits_of,
     open_draft,
     open_target,
     plain,
     run,
 )
+from tests.runtime.support.tables import VOCAB_SIZE, hashed
 
 # --- where it ends -------------------------------------------------------------------------------------------------
 

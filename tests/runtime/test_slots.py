@@ -22,8 +22,9 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotModel, SlotPool
 from tests.runtime.support.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
-from tests.runtime.support.fakes import POISON, Engine, cache_of, hashed, slot_of
+from tests.runtime.support.fakes import POISON, Engine, cache_of, slot_of
 from tests.runtime.support.plain import decode
+from tests.runtime.support.tables import hashed
 
 LONG = [(7 * i) % 60 for i in range(24)]
 each_way = pytest.mark.parametrize("way", WAYS, ids=range(len(WAYS)))

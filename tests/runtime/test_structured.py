@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from specrt.engines.errors import UsageError
 from specrt.runtime.options import options_of
-from specrt.runtime.structured import grammar_of
+from specrt.runtime.structured import grammar_of, lark_text
 
 
 def test_a_schema_is_a_dict_or_json_text() -> None:
@@ -65,3 +66,13 @@ def test_other_values_are_refused(options: Any, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         options_of(options)
     assert str(caught.value).startswith(message)
+
+
+def test_a_long_grammar_is_checked_in_linear_time() -> None:
+    """The check for GBNF holds the interpreter, so that a server does nothing else meanwhile."""
+    started = time.process_time()
+    for text in ("\n" * 100_000 + "x", "x\n" * 50_000, " " * 100_000 + "x", "x" * 100_000, "x" + " \n" * 50_000):
+        assert lark_text("grammar", text) == text
+    assert time.process_time() - started < 2
+    with pytest.raises(UsageError, match="got GBNF"):
+        lark_text("grammar", "\n# a comment\n  root\n ::= x")

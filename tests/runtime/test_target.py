@@ -17,8 +17,9 @@ from specrt.runtime.sampling import samplers as slot_samplers
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
-from tests.runtime.support.fakes import PROMPT, hashed_logits, noisy, pair_of
+from tests.runtime.support.fakes import PROMPT, pair_of
 from tests.runtime.support.plain import decode
+from tests.runtime.support.tables import hashed_logits, noisy
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

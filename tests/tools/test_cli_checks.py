@@ -22,6 +22,7 @@ def test_verify_certifies_a_bundle(tiny_bundle: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     certificate = json.loads(result.stdout)
     assert certificate == json.loads(file.read_text())
+    assert certificate["bundle"] == tiny_bundle.name and str(tiny_bundle.parent) not in result.stdout
     assert certificate["passed"] is True
     assert certificate["sources_compared"] == ["target"] and certificate["checks"][0]["name"] == "source: target"
     assert {check["passed"] for check in certificate["checks"]} == {True}

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import specrt
 from specrt.engines.errors import UsageError
@@ -28,6 +26,8 @@ from specrt.runtime.slots import Slot
 from specrt.tools.align.tally import Positions, Tally, compare_rows
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
+from specrt.tools.report.folders import without_folders
+from specrt.tools.terminal.tables import figures_table
 from specrt.tools.tune.timing import time_passes
 
 WORTHWHILE = 1.05  # speed-up over plain; a second model is not worth less
@@ -184,24 +184,14 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
     positions = ", ".join(f"{chance:.2f}" for chance in found.acceptance_by_position)
     console.print(f"acceptance by position, given that those before were accepted: {positions or '-'}")
     shares = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
-    _table(
-        console, "accepted / drafted by category", ["category", ""], [(name, f"{rate:.0%}") for name, rate in shares]
-    )
+    rows = [(name, f"{rate:.0%}") for name, rate in shares]
+    console.print(figures_table("accepted / drafted by category", ["category", ""], rows))
     rows = [(str(k), f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()]
     title = f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)"
-    _table(console, title, ["K", "tokens per round", "times plain"], rows)
+    console.print(figures_table(title, ["K", "tokens per round", "times plain"], rows))
     if found.rejected:
         words = [(repr(row.draft), repr(row.target), str(row.count)) for row in found.rejected]
-        _table(console, "most frequently rejected", ["draft's token", "target's", "times"], words)
+        console.print(figures_table("most frequently rejected", ["draft's token", "target's", "times"], words))
     console.print(f"[bold]{found.verdict}[/bold]")
     if json_file is not None:
-        write_text_file(json_file, json.dumps(asdict(found), indent=1) + "\n")
-
-
-def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console.print(table)
+        write_text_file(json_file, json.dumps(without_folders(asdict(found)), indent=1) + "\n")

@@ -32,7 +32,7 @@ def run_command(
     bundle: Path,
     baseline: str,
     categories: str | None,
-    file: Path | None,
+    prompts: Path | None,
     k: int | None,
     prompts_per_category: int | None,
     max_new_tokens: int | None,
@@ -60,7 +60,7 @@ def run_command(
     if any(method.library == "genai" for method in methods):  # before the clock of --budget-minutes runs
         with shown_progress() as progress:
             genai_model(bundle, manifest, sources, progress)
-    prompts = chosen_prompts(file, categories, prompts_per_category or (1 if quick else None))
+    chosen = chosen_prompts(prompts, categories, prompts_per_category or (1 if quick else None))
     minutes = budget_minutes if budget_minutes is not None else QUICK_MINUTES if quick else MINUTES
     if minutes < 0:
         raise UsageError(f"--budget-minutes {minutes:g}: expected minutes, or 0 for no limit")
@@ -80,10 +80,10 @@ def run_command(
         click.echo(line, err=True)
     required = [method.name for method in methods if method.library == "specrt"]
     journal = None if json_file is None else json_file.with_name(json_file.name + ".partial")
-    with shown_steps(len(methods) * (1 + len(prompts) * settings.repeats) + 2) as progress:
-        bench = run_bench(bundle, methods, prompts, settings, machine, progress, journal, resume, required)
+    with shown_steps(len(methods) * (1 + len(chosen) * settings.repeats) + 2) as progress:
+        bench = run_bench(bundle, methods, chosen, settings, machine, progress, journal, resume, required)
     print_bench(bench)
-    _write(bench, json_file, html_file)
+    _write(bench.for_files(), json_file, html_file)
 
 
 def methods_of(baseline: str, manifest: Manifest) -> tuple[Method, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from specrt.engines.errors import UsageError
 from specrt.tools.bench.sample import Sample
 from specrt.tools.bench.scores import Score
 from specrt.tools.machine import QUIET_PERCENT, Machine
+from specrt.tools.report.folders import without_folders
 
 PAST = 100  # cached tokens of the timed passes
 
@@ -96,6 +97,12 @@ class Bench:
         """Whether other load made the times unreliable."""
         return self.machine.is_busy or self.busy_percent_during > QUIET_PERCENT
 
+    def for_files(self) -> Bench:
+        """The bench without this machine's folders, for ``--json`` and ``--html``."""
+        texts = {name: without_folders(getattr(self, name)) for name in ("sources", "skipped", "failed", "started")}
+        settings = replace(self.settings, sources=without_folders(self.settings.sources))
+        return replace(self, settings=settings, **texts)
+
     def as_dict(self) -> dict[str, Any]:
-        """The bench as ``--json`` writes it."""
+        """The bench as JSON."""
         return asdict(self)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from specrt.tools.bench.intervals import Interval
 from specrt.tools.bench.records import Bench
 from specrt.tools.bench.scores import Score, is_below
+from specrt.tools.terminal.tables import figures_table
 
 WIDTH = 150  # columns of output that is not a terminal
 
@@ -28,9 +28,9 @@ def print_bench(bench: Bench) -> None:
     )
     _print_scores(console, bench.scores)
     _print_drafting(console, bench.scores)
-    _table(console, *categories_table(bench))
+    console.print(figures_table(*categories_table(bench)))
     if decode := decode_table(bench):
-        _table(console, *decode)
+        console.print(figures_table(*decode))
     _print_passes(console, bench)
     for line in remarks(bench):
         console.print(f"- {line}", markup=False)
@@ -125,15 +125,6 @@ def with_interval(ratio: float, interval: Sequence[float] | None, unit: str = "x
     return f"{ratio:.2f}{unit}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def _table(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 def _print_scores(console: Console, scores: Sequence[Score]) -> None:
     references = list(scores[0].ratio_to)
     headings = ["method", "tokens/s", "decode", *(f"x {name} (95 %)" for name in references)]
@@ -145,7 +136,7 @@ def _print_scores(console: Console, scores: Sequence[Score]) -> None:
         same, peak = f"{row.equal_prompts} of {row.num_prompts}", f"{row.peak_bytes / 1e9:.2f}"
         speeds = [f"{row.tokens_per_s:.1f}", _figure(row.decode_tokens_per_s, 1)]
         rows.append([row.method, *speeds, *ratios, f"{row.first_token_ms:.0f}", *gaps, peak, same])
-    _table(console, "tokens/s: completion tokens over all seconds, prompt included", headings, rows)
+    console.print(figures_table("tokens/s: completion tokens over all seconds, prompt included", headings, rows))
 
 
 def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
@@ -158,7 +149,7 @@ def _print_drafting(console: Console, scores: Sequence[Score]) -> None:
             rows.append([row.method, f"{row.draft_acceptance_rate:.0%}", length, positions, *phases])
     if rows:
         headings = ["method", "accepted", "tokens per round", "by position", "draft ms", "verify ms", "other ms"]
-        _table(console, "rounds", headings, rows)
+        console.print(figures_table("rounds", headings, rows))
 
 
 def categories_table(bench: Bench) -> tuple[str, list[str], list[list[str]]]:
@@ -225,7 +216,7 @@ def _print_passes(console: Console, bench: Bench) -> None:
         bound = f"; the memory's bound is {passes.bound_ms:.1f} ms at {passes.bandwidth_bytes_per_s / 1e9:.1f} GB/s"
     title = f"a target pass of M tokens{bound}; a drafted token takes {passes.draft_ms:.1f} ms"
     over = ["over the bound"] if bound else []
-    _table(console, title, ["M", "ms", "v(M)", *over, "break-even acceptance of K = M - 1"], rows)
+    console.print(figures_table(title, ["M", "ms", "v(M)", *over, "break-even acceptance of K = M - 1"], rows))
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from specrt.engines.contract import (
     FEATURE_CACHE,
+    FEATURE_ROWS,
     INPUT_IDS,
     LOGITS,
     POSITION_IDS,
@@ -103,9 +104,8 @@ def _features(entry: ModelEntry, stored: Feed) -> dict[str, Array]:
     if not entry.spec.reads_features:
         return {}
     features = stored["features"]
-    return {
-        FEATURE_CACHE: np.pad(features, ((0, entry.spec.capacity - len(features)), (0, 0))).astype(entry.spec.dtype)
-    }
+    padding = ((0, entry.spec.feature_slots - len(features)), (0, 0))
+    return {FEATURE_CACHE: np.pad(features, padding).astype(entry.spec.dtype)}
 
 
 def _pass(contract: Contract, ids: Array, start: int, end: int, rows: int) -> dict[str, Array]:
@@ -113,6 +113,8 @@ def _pass(contract: Contract, ids: Array, start: int, end: int, rows: int) -> di
     width = end - start
     feed: dict[str, Array] = {INPUT_IDS: ids[None, start:end], POSITION_IDS: np.arange(start, end)[None]}
     feed[ROW_INDICES] = np.arange(width - rows, width)
+    if any(tensor.name == FEATURE_ROWS for tensor in contract.inputs):
+        feed[FEATURE_ROWS] = np.arange(start, end)
     if any(tensor.name == SEQLENS_K for tensor in contract.inputs):
         feed |= {SEQLENS_K: np.array([end - 1], np.int32), TOTAL_SEQUENCE_LENGTH: np.array([end], np.int32)}
     return feed

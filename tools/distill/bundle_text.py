@@ -17,7 +17,7 @@ import specrt
 from specrt.engines.contract import ModelSpec
 from specrt.engines.errors import ParityError
 from specrt.engines.interface import Memory
-from specrt.engines.manifest import LOGITS_TOLERANCE, Manifest, manifest_from_bundle
+from specrt.engines.manifest import LOGITS_TOLERANCE, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
 from specrt.runtime.completion import Completion
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from specrt.exporter.training.recipe import TextRecipe
     from specrt.exporter.training.store import Rows, Store
     from specrt.exporter.training.target import TrainingTarget
-
-_DTYPES = {"float32": "fp32", "float16": "fp16"}
+    from specrt.tools.distill.source import Source
 
 
 class FeatureLog:
@@ -49,54 +48,41 @@ class FeatureLog:
     def copy_features(self) -> None:
         """Nothing to do: they were copied when taken."""
 
-    def keep_features(self, num_kept: int) -> None:
+    def keep_features(self, num_kept: int) -> int:
         """Rows beyond are stale, and are overwritten before they are read."""
+        return num_kept
 
 
-def export_with_features(
-    target: TrainingTarget, revision: str | None, given: Path | None, output: Path, progress: Progress = SILENT
-) -> None:
+def export_with_features(target: TrainingTarget, source: Source, output: Path, progress: Progress = SILENT) -> None:
     """Export the target to ``output`` with its taps and its last layer's output as features.
 
-    It is quantized as in the bundle ``given``, in fp32 without one. Raises ``ParityError`` if its logits on the
-    reference ids are not those of the given bundle.
+    It is as in the bundle of ``source``, in fp32 without one. Raises ``ParityError`` if its logits on the reference
+    ids are not those of that bundle.
     """
     from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
 
-    manifest = None if given is None else manifest_from_bundle(given)
-    spec = None if manifest is None else manifest.target.spec
-    options = ExportOptions(
-        target=target.name,
-        output=output,
-        num_speculative_tokens=5 if manifest is None else manifest.num_speculative_tokens,
-        max_seq_len=None if spec is None else spec.max_seq_len,
-        dtype="fp32" if spec is None else _DTYPES[spec.dtype],
-        quantize="none" if manifest is None else manifest.target.quantization,
-        feature_taps=(*target.taps, target.num_layers),
-        revision=revision,
-        force=True,
-    )
-    export(options, progress)
-    if given is not None and manifest is not None:
+    export(source.options(output, feature_taps=(*target.taps, target.num_layers)), progress)
+    if source.bundle is not None:
         progress.step("comparing with the given bundle")
-        compare_logits(given, manifest, output)
+        compare_logits(source.bundle, output)
 
 
-def compare_logits(given: Path, manifest: Manifest, output: Path) -> None:
+def compare_logits(given: Path, output: Path) -> None:
     """Raise ``ParityError`` unless both bundles' targets have the same logits on the reference ids of ``given``."""
     from specrt.exporter.parity.reference import graph_logits
 
-    ids = np.load(given / manifest.target.reference)["ids"]
-    found = []
-    for folder, entry in ((given, manifest.target), (output, manifest_from_bundle(output).target)):
-        is_quantized = entry.quantization != "none"
-        found.append(graph_logits(folder / entry.graph, entry.spec, ids, available_cores(), prepack=is_quantized))
+    wanted, made = (manifest_from_bundle(folder).target for folder in (given, output))
+    ids = np.load(given / wanted.reference)["ids"]
+    found = [
+        graph_logits(folder / entry.graph, entry.spec, ids, available_cores(), prepack=entry.quantization != "none")
+        for folder, entry in ((given, wanted), (output, made))
+    ]
     difference, largest = float(np.abs(found[0] - found[1]).max()), float(np.abs(found[0]).max())
-    if not difference <= LOGITS_TOLERANCE[manifest.target.spec.dtype] * largest:
+    if not difference <= LOGITS_TOLERANCE[wanted.spec.dtype] * largest:
+        changed = "exporter" if (wanted.fingerprint, wanted.adapter) == (made.fingerprint, made.adapter) else "source"
         raise ParityError(
             f"{given}: its logits differ by {difference:.2g} (largest {largest:.2g}) from those of its source exported "
-            "again; the source or the exporter changed since, export the bundle again"
+            f"again, since the {changed} changed; export the bundle again"
         )
 
 
@@ -133,7 +119,7 @@ class BundleWriter:
             outline = self._outlines(number)
             tokens, first_scored = self._converse(outline)
             if len(tokens) > first_scored + 1:
-                rows = self._rows(tokens[:-1], first_scored)
+                rows = self._rows(tokens[:-1], len(outline.opening), first_scored)
                 clipped += store.add(number, rows, time.monotonic() - started, outline.is_held_out)
             number += 1
         if clipped:
@@ -168,7 +154,7 @@ class BundleWriter:
             pass
         return list(completion.tokens)
 
-    def _rows(self, tokens: Sequence[int], first_scored: int) -> Rows:
+    def _rows(self, tokens: Sequence[int], *first: int) -> Rows:
         import torch
 
         from specrt.exporter.training.store import Rows
@@ -180,7 +166,7 @@ class BundleWriter:
             logits = last @ self._target.lm_head.T
         normalizer, top = logits.logsumexp(-1), logits.argmax(-1)
         last_rows, normalizers, tops = (found.cpu().numpy() for found in (last, normalizer, top))
-        return Rows(np.array(tokens, np.int32), features[:, :width], last_rows, normalizers, tops, first_scored)
+        return Rows(np.array(tokens, np.int32), features[:, :width], last_rows, normalizers, tops, *first)
 
     def __enter__(self) -> BundleWriter:
         return self

@@ -7,17 +7,18 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specrt.engines.errors import UsageError
-from specrt.engines.manifest import MANIFEST_NAME, Manifest, manifest_from_bundle
+from specrt.engines.manifest import MANIFEST_NAME
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
-from specrt.engines.storage.folders import check_place, new_folder
-from specrt.tools.distill.options import PASSES_OVER_TEXT, TEXT_SHARE, DistillOptions
+from specrt.engines.storage.folders import LOCK_NAME, check_place, new_folder
+from specrt.engines.storage.locks import lock
+from specrt.tools.distill.options import MIN_LANES, PASSES_OVER_TEXT, TEXT_SHARE, TOKENS_OF_LANE, DistillOptions
 from specrt.tools.distill.record import add_verdict, write_record
+from specrt.tools.distill.source import Source, source_of
 from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
 from specrt.tools.prompting.prompts import Prompt, bench_prompts, prompts_from_file
 
@@ -31,20 +32,6 @@ if TYPE_CHECKING:
 NUM_PER_CATEGORY = 2  # built-in prompts of each category for the verdict
 
 
-@dataclass(frozen=True)
-class Source:
-    """What the text is written by: the target's name for the export, and its bundle if one was given."""
-
-    name: str
-    revision: str | None = None
-    bundle: Path | None = None
-    manifest: Manifest | None = None
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.manifest is not None and self.manifest.target.quantization != "none"
-
-
 def distill(options: DistillOptions, progress: Progress = SILENT) -> Verdict:
     """Train a draft, write it to ``options.output``, export the pair and measure it.
 
@@ -53,7 +40,7 @@ def distill(options: DistillOptions, progress: Progress = SILENT) -> Verdict:
     import torch
 
     _check_output(options, progress)
-    source = source_of(options.source)
+    source = source_of(options.source, options.trust_remote_code)
     torch.set_num_threads(options.threads or available_cores())
     with _claimed(options) as folder:
         _train(options, source, folder, progress)
@@ -71,7 +58,7 @@ def _train(options: DistillOptions, source: Source, folder: Path, progress: Prog
     from specrt.exporter.training.store import Store
 
     taps = () if options.kind == "layers" else None
-    target = load_target(source.name, source.revision, options.trust_remote_code, taps, progress)
+    target = load_target(source.options(folder), taps, progress)
     text, recipe = recipes(options)
     store = Store(folder / "text", target.hidden_size, len(target.taps))
     write_text(options, source, target, text, store, progress)
@@ -86,32 +73,18 @@ def _judge(options: DistillOptions, source: Source, folder: Path, progress: Prog
     """Export the pair and measure it on prompts that the training did not use."""
     draft = str(options.output) if options.kind == "layers" else f"{HEAD}:{options.output}"
     pair = options.bundle or folder / "pair"
-    others = {} if source.is_quantized else {SELF: folder / "self-int4"}
+    others = {} if source.quantization == "int4" else {SELF: folder / "self-int4"}
     for name, bundle in {draft: pair, **others}.items():
         if not (bundle / MANIFEST_NAME).is_file():
             progress.step(f"exporting with draft {name.partition('/')[0]}")
-            export_pair(source.name, source.revision, source.manifest, bundle, name)
+            export_pair(source, bundle, name)
     prompts = list(bench_prompts(NUM_PER_CATEGORY)) if options.prompts is None else held_out_prompts(options.prompts)
     prompts = fitting(prompts, pair)
     return judge(options.kind, pair, others, prompts, options.threads, progress)
 
 
-def source_of(name: str) -> Source:
-    """The target of a bundle or of a source. Raises ``BundleError``."""
-    folder = Path(name)
-    if not (folder / MANIFEST_NAME).is_file():
-        return Source(name)
-    manifest = manifest_from_bundle(folder)
-    entry = manifest.target
-    if entry.adapter is not None:
-        raise UsageError(
-            f"{name}: its target has the adapter {entry.adapter.source} merged; give a target that it is merged into"
-        )
-    return Source(entry.source, entry.revision, folder, manifest)
-
-
 def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
-    """The parts of the time: a third for the text, the rest for the training. Or tokens, and passes over them."""
+    """The parts of the time: two fifths for the text, the rest for the training. Or tokens, and passes over them."""
     from specrt.exporter.training.recipe import TextRecipe, TrainRecipe
 
     seed, vocab = options.seed, options.max_draft_vocab
@@ -120,7 +93,8 @@ def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
         train = TrainRecipe(minutes=options.minutes * (1 - TEXT_SHARE), seed=seed, max_draft_vocab=vocab)
         return text, train
     assert options.tokens is not None, "the options have minutes or tokens"
-    text = TextRecipe(minutes=None, num_tokens=options.tokens, seed=seed)
+    lanes = min(TextRecipe.num_lanes, max(MIN_LANES, options.tokens // TOKENS_OF_LANE))
+    text = TextRecipe(minutes=None, num_tokens=options.tokens, num_lanes=lanes, seed=seed)
     train = TrainRecipe(minutes=None, num_steps=1, seed=seed, max_draft_vocab=vocab)
     num_steps = max(1, round(PASSES_OVER_TEXT * options.tokens / train.tokens_per_step))
     return text, dataclasses.replace(train, num_steps=num_steps)
@@ -148,7 +122,7 @@ def write_text(
 
         bundle = store.folder.with_name("text-bundle")
         if not (bundle / MANIFEST_NAME).is_file():
-            export_with_features(target, source.revision, source.bundle, bundle, progress)
+            export_with_features(target, source, bundle, progress)
         with BundleWriter(bundle, target, outlines, recipe, options.threads) as writer:
             _say_needs(
                 store, target, recipe, writer.tokens_per_s(), "the runtime, one conversation at a time", progress
@@ -162,9 +136,9 @@ def write_text(
 
 def _writes_by_torch(options: DistillOptions, source: Source) -> bool:
     """Whether torch writes the text. Raises ``UsageError`` for a quantized target, whose text torch cannot write."""
-    if options.writer == "torch" and source.is_quantized:
+    if options.writer == "torch" and source.quantization != "none":
         raise UsageError("--writer torch: the target is quantized, and torch would write another text; leave it out")
-    return options.writer == "torch" or (options.writer == "auto" and not source.is_quantized)
+    return options.writer == "torch" or (options.writer == "auto" and source.quantization == "none")
 
 
 def _say_needs(
@@ -244,7 +218,10 @@ def _check_output(options: DistillOptions, progress: Progress) -> None:
 
 @contextmanager
 def _claimed(options: DistillOptions) -> Iterator[Path]:
-    """The work folder, if it is new or an interrupted run of the same options left it. Raises ``UsageError``."""
+    """The work folder, locked, if it is new or an interrupted run of the same options left it.
+
+    Raises ``UsageError`` for other options, ``ResourceError`` while another process works in it.
+    """
     from specrt.exporter.training.run import claim
 
     text, train = recipes(options)
@@ -258,5 +235,9 @@ def _claimed(options: DistillOptions) -> Iterator[Path]:
         "text": dataclasses.asdict(text),
         "training": dataclasses.asdict(train),
     }
-    claim(options.work_folder, settings)
-    yield options.work_folder
+    folder = options.work_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("ab") as file:
+        lock(file, f"{folder}: another process trains in it; wait for it, or choose another --output")
+        claim(folder, settings)
+        yield folder

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from specrt.engines.errors import UsageError
 
-TEXT_SHARE = 1 / 3  # of the minutes, for writing text
+TEXT_SHARE = 0.42  # of the minutes, for writing text
 DEFAULT_MINUTES = 60.0
 PASSES_OVER_TEXT = 4  # with --tokens
+TOKENS_OF_LANE = 1000  # of a lane of torch at least, with --tokens: the last conversation of each is cut off
+MIN_LANES = 8
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.errors import UsageError
-from specrt.engines.manifest import Manifest, manifest_from_bundle
+from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.progress import Progress
 from specrt.tools.align.align import WORTHWHILE, Alignment, align
+from specrt.tools.distill.source import Source
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
 
 HEAD, NGRAM, SELF = "eagle3", "ngram", "self:int4"
 _MAX_NEW_TOKENS = 48
-_DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -30,25 +30,14 @@ class Verdict:
     text: str
 
 
-def export_pair(target: str, revision: str | None, given: Manifest | None, output: Path, draft: str) -> None:
-    """Export the target with ``draft``: as the bundle ``given``, or by default.
+def export_pair(source: Source, output: Path, draft: str) -> None:
+    """Export the target with ``draft``: as in its bundle, or by default.
 
     The variant of a head is that of its training, so that a weak head is exported too, and measured.
     """
     from specrt.exporter.export import export
-    from specrt.exporter.options import ExportOptions
 
-    options = ExportOptions(target, output, draft, revision=revision, force=True, **_variant(draft))
-    if given is not None:
-        spec = given.target.spec
-        options = replace(
-            options,
-            num_speculative_tokens=given.num_speculative_tokens,
-            max_seq_len=spec.max_seq_len,
-            dtype=_DTYPES[spec.dtype],
-            quantize=given.target.quantization,
-        )
-    export(options)
+    export(source.options(output, draft=draft, **_variant(draft)))
 
 
 def _variant(draft: str) -> dict[str, Any]:

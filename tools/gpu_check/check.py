@@ -24,6 +24,7 @@ from specrt.tools.gpu_check.experiment import CRASHED, FAILED, PASSED, SKIPPED, 
 from specrt.tools.gpu_check.kit import Kit, kit_in, unpacked
 from specrt.tools.gpu_check.table import EXPERIMENTS, TOTAL_S
 
+FIND_S = 60.0  # for a GPU to be found
 _PACKAGES = ("numpy", "cuda-bindings", "tensorrt-rtx", "tensorrt", "onnxruntime-gpu", "onnxruntime", "tokenizers")
 
 
@@ -106,7 +107,10 @@ def gpu_check(
 def _find_gpu() -> tuple[dict[str, str] | None, str]:
     """The GPU, asked in a process of its own; or why there is none."""
     command = [sys.executable, "-m", "specrt.tools.gpu_check.check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=FIND_S)
+    except subprocess.TimeoutExpired:
+        return None, f"the driver did not answer in {FIND_S:.0f} s"
     if done.returncode:
         return None, f"no GPU was found: {one_line(done.stderr.strip().rpartition(chr(10))[2])}"
     found: dict[str, str] = json.loads(done.stdout)

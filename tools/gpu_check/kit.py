@@ -3,8 +3,10 @@
 ::
 
     standard/       a tiny pair for TensorRT and TensorRT-RTX in fp16, with TensorRT-RTX's engines
+    standard_22/    the same pair for TensorRT 10.3 to 10.14 (Jetson), without engines
     onnxruntime/    the same pair for ONNX Runtime in fp16
-    attention/      one layer with 12 query and 2 KV heads of 128, by form and context, as in ``operator-2048``
+    attention/      one layer with 12 query and 2 KV heads of 128, by form and context, as in ``operator-2048``, with
+                    TensorRT-RTX's engine of the target
     layers/         two layers of a 1.5B model's shape; their weights are made from a seed where they are needed
 """
 
@@ -22,7 +24,7 @@ from specrt.engines.contract import ONNXRUNTIME_DIALECT
 from specrt.engines.errors import UsageError, one_line
 from specrt.engines.manifest import MANIFEST_NAME, manifest_from_bundle
 
-STANDARD, ONNXRUNTIME, ATTENTION, LAYERS = "standard", "onnxruntime", "attention", "layers"
+STANDARD, STANDARD_22, ONNXRUNTIME, ATTENTION, LAYERS = "standard", "standard_22", "onnxruntime", "attention", "layers"
 KIT_NAME = "gpu-kit"
 KIT_FILE = f"{KIT_NAME}.tar.gz"
 _SEEDED_BYTES = 16 << 20
@@ -33,6 +35,7 @@ class Kit:
     """Paths of the bundles that are there. ``attention`` has them by ``FORM-CONTEXT``."""
 
     standard: Path | None = None
+    standard_22: Path | None = None
     onnxruntime: Path | None = None
     attention: dict[str, Path] = field(default_factory=dict)
     layers: Path | None = None
@@ -48,7 +51,8 @@ def kit_in(path: Path) -> Kit:
         return path / name if (path / name / MANIFEST_NAME).is_file() else None
 
     forms = sorted((path / ATTENTION).glob(f"*/{MANIFEST_NAME}"))
-    kit = Kit(part(STANDARD), part(ONNXRUNTIME), {form.parent.name: form.parent for form in forms}, part(LAYERS))
+    attention = {form.parent.name: form.parent for form in forms}
+    kit = Kit(part(STANDARD), part(STANDARD_22), part(ONNXRUNTIME), attention, part(LAYERS))
     if kit == Kit():
         raise UsageError(f"{path}: no bundle and no kit is there; make a kit with 'make gpu-kit', or name a bundle")
     return kit

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -13,13 +14,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specrt.engines.contract import STANDARD_22_DIALECT
+from specrt.engines.dialects import oldest_version
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, manifest_from_bundle, manifest_text
 from specrt.engines.progress import SILENT, Progress
 from specrt.engines.storage.files import check_writable, write_file, write_text_file
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt.build import build
-from specrt.tools.gpu_check.kit import ATTENTION, KIT_FILE, KIT_NAME, LAYERS, ONNXRUNTIME, STANDARD, write_seeded
+from specrt.tools.gpu_check.forms import AS_EXPORTED, FORMS, KIT_FORMS
+from specrt.tools.gpu_check.kit import (
+    ATTENTION,
+    KIT_FILE,
+    KIT_NAME,
+    LAYERS,
+    ONNXRUNTIME,
+    STANDARD,
+    STANDARD_22,
+    write_seeded,
+)
+from specrt.tools.gpu_check.rewrite import rewrite_attention
 
+RTX = "tensorrt-rtx"
 K, CONTEXT, CHUNK = 3, 96, 32
 CONTEXTS = (2048, 8192)
 _TEXTS = ("The quick brown fox jumps over the lazy dog.", "def area(radius):\n    return 3.14159 * radius ** 2\n")
@@ -49,26 +64,37 @@ def make_kit(output: Path, progress: Progress = SILENT) -> Path:
 def _pair(folder: Path, models: Path, progress: Progress) -> None:
     target = _save(models / "tiny", **TINY)
     draft = _save(models / "noisy", noise=0.02, **TINY)
-    for name, backend in ((STANDARD, "tensorrt-rtx"), (ONNXRUNTIME, "onnxruntime")):
+    pair: dict[str, Any] = {"draft": str(draft), "context": CONTEXT, "chunk": CHUNK}
+    for name, backend, version in (
+        (STANDARD, RTX, None),
+        (STANDARD_22, "tensorrt", oldest_version(STANDARD_22_DIALECT)),
+        (ONNXRUNTIME, "onnxruntime", None),
+    ):
         progress.step(f"{name}: exporting")
-        _export(target, folder / name, backend, draft=str(draft), context=CONTEXT, chunk=CHUNK)
-    if importlib.util.find_spec("tensorrt_rtx") is not None:
-        build(folder / STANDARD, "tensorrt-rtx", progress=progress)
+        _export(target, folder / name, backend, tensorrt_version=version, **pair)
+    if _has_rtx():
+        build(folder / STANDARD, RTX, progress=progress)
+
+
+def _has_rtx() -> bool:
+    return importlib.util.find_spec("tensorrt_rtx") is not None
 
 
 def _attention(folder: Path, models: Path, progress: Progress) -> None:
-    """Each context as exported, and with the query heads of a group as rows of one matmul."""
-    from specrt.tools.gpu_check.folded import fold_attention
-
+    """Each context as exported, and in the other forms; each with the target's engine alone."""
     for context in CONTEXTS:
         progress.step(f"attention over {context}: exporting")
         source = _save(models / f"attention-{context}", max_position_embeddings=context, **ONE_LAYER)
-        for form in ("operator", "folded"):
-            bundle = folder / ATTENTION / f"{form}-{context}"
-            _export(source, bundle, "tensorrt-rtx", context=context, chunk=64, k=5)
-            if form == "folded":
-                fold_attention(bundle / manifest_from_bundle(bundle).target.graph)
+        exported = models / f"exported-{context}"
+        _export(source, exported, RTX, context=context, chunk=64, k=5)
+        for form, name in KIT_FORMS.items():
+            bundle = Path(shutil.copytree(exported, folder / ATTENTION / f"{form}-{context}"))
+            if form != AS_EXPORTED:
+                rewrite_attention(bundle / manifest_from_bundle(bundle).target.graph, FORMS[name])
                 _restamp(bundle)
+            if _has_rtx():
+                progress.step(f"{form} over {context}: building")
+                build(bundle, RTX, has_decode_profile=True, is_target_alone=True)
 
 
 def _layers(folder: Path, models: Path, progress: Progress) -> None:
@@ -76,7 +102,7 @@ def _layers(folder: Path, models: Path, progress: Progress) -> None:
     progress.step("layers of a 1.5B: exporting")
     source = _save(models / LAYERS, **TWO_OF_1_5B)
     bundle = folder / LAYERS
-    _export(source, bundle, "tensorrt-rtx", context=2048, chunk=64, k=7)
+    _export(source, bundle, RTX, context=2048, chunk=64, k=7)
     weights = bundle / manifest_from_bundle(bundle).target.weights[0]
     write_seeded(weights, weights.stat().st_size)
     _restamp(bundle)
@@ -92,7 +118,15 @@ def _restamp(bundle: Path) -> None:
 
 
 def _export(
-    target: Path, bundle: Path, backend: str, *, context: int, chunk: int, draft: str = "ngram", k: int = K
+    target: Path,
+    bundle: Path,
+    backend: str,
+    *,
+    context: int,
+    chunk: int,
+    draft: str = "ngram",
+    k: int = K,
+    tensorrt_version: str | None = None,
 ) -> None:
     from specrt.exporter.export import export
     from specrt.exporter.options import ExportOptions
@@ -100,7 +134,15 @@ def _export(
     bundle.parent.mkdir(parents=True, exist_ok=True)
     export(
         ExportOptions(
-            str(target), bundle, draft, k, max_seq_len=context, prefill_chunk=chunk, dtype="fp16", backend=backend
+            str(target),
+            bundle,
+            draft,
+            k,
+            max_seq_len=context,
+            prefill_chunk=chunk,
+            dtype="fp16",
+            backend=backend,
+            tensorrt_version=tensorrt_version,
         )
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from specrt.tools.gpu_check.experiment import Experiment
+from specrt.tools.gpu_check.experiments.attention import check_attention
 from specrt.tools.gpu_check.experiments.driver import check_driver
 from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
 from specrt.tools.gpu_check.experiments.rtx import check_rtx
 from specrt.tools.gpu_check.experiments.samplers import check_samplers
-from specrt.tools.gpu_check.experiments.speed import check_attention, check_layers, check_round_graph
+from specrt.tools.gpu_check.experiments.speed import check_layers, check_round_graph
 from specrt.tools.gpu_check.experiments.texts import check_memory, check_onnxruntime
 from specrt.tools.gpu_check.kit import ATTENTION, LAYERS, ONNXRUNTIME, STANDARD
 
@@ -21,18 +22,18 @@ EXPERIMENTS = (
     Experiment(
         "driver",
         "Do copies, page-locked memory, captures, events and threads behave as the runtime assumes?",
-        *(30, _CUDA, (), check_driver),
+        *(20, _CUDA, (), check_driver),
     ),
     Experiment("rtx", "Does TensorRT-RTX load and run an engine here?", 30, _RTX, (STANDARD,), check_rtx),
     Experiment(
         "samplers",
         "Do all samplers, ties included, give what numpy gives?",
-        *(75, _CUDA, _PAIR, check_samplers),
+        *(70, _CUDA, _PAIR, check_samplers),
     ),
     Experiment(
         "logits",
         "Are logits those of the torch model in passes of any width, with the cache in place and prompts in chunks?",
-        *(45, _CUDA, _PAIR, check_logits),
+        *(40, _CUDA, _PAIR, check_logits),
     ),
     Experiment(
         "onnxruntime",
@@ -42,22 +43,22 @@ EXPERIMENTS = (
     Experiment(
         "widths",
         "Does a row have the same bits in passes of 2 to W rows, with CUDA graphs and without?",
-        *(40, _CUDA, _PAIR, check_widths),
+        *(35, _CUDA, _PAIR, check_widths),
     ),
     Experiment(
         "attention",
-        "What does attention cost by form at 2,048 and 8,192 slots, with a short and a full cache?",
-        *(55, _CUDA, (ATTENTION,), check_attention),
+        "Which form of attention is the fastest at 2,048 and 8,192 slots, and does its time follow the live length?",
+        *(95, _CUDA, (ATTENTION,), check_attention),
     ),
     Experiment(
         "layers",
-        "How do the time of a pass, v(M) and the host's share look on layers of a 1.5B model?",
-        *(70, _CUDA, (LAYERS,), check_layers),
+        "How do the time of a pass, v(M), the host's share and launch gaps look on layers of a 1.5B model?",
+        *(60, _CUDA, (LAYERS,), check_layers),
     ),
     Experiment(
         "round-graph",
         "Is a round captured as one CUDA graph faster than one graph a pass, and equal?",
-        *(40, _CUDA, _PAIR, check_round_graph),
+        *(35, _CUDA, _PAIR, check_round_graph),
     ),
     Experiment(
         "memory",

@@ -18,7 +18,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 import specrt
 from specrt.engines.interface import DEVICES, Binding
@@ -31,6 +30,7 @@ from specrt.tools.rounds import run_rounds
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
 from specrt.tools.terminal.progress import shown_progress
+from specrt.tools.terminal.tables import figures_table
 from specrt.tools.tune.timing import time_passes
 
 PROMPT = "def fibonacci(n):\n    "
@@ -152,13 +152,9 @@ def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: 
     if as_json:
         click.echo(json.dumps(result))
         return
-    table = Table(title=f"{result['backend']} on {result['device']}", title_justify="left")
-    for heading in ("way", "tokens/s", "tokens per round", "round ms", "host ms", "between launches us"):
-        table.add_column(heading, justify="left" if heading == "way" else "right")
-    for way in result["ways"]:
-        name, *figures = way.values()
-        table.add_row(name, *(f"{figure:.2f}" for figure in figures))
-    Console().print(table)
+    rows = [[name, *(f"{figure:.2f}" for figure in figures)] for name, *figures in map(dict.values, result["ways"])]
+    headings = ("way", "tokens/s", "tokens per round", "round ms", "host ms", "between launches us")
+    Console().print(figures_table(f"{result['backend']} on {result['device']}", headings, rows))
     first = result["target_pass_ms"][0]
     click.echo(f"T(1) {first:.2f} ms, draft {result['draft_pass_ms']:.2f} ms; v(M), M = 1 ...: ", nl=False)
     click.echo(" ".join(f"{ms / first:.2f}" for ms in result["target_pass_ms"]))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from specrt.engines.backends import choose_backend, choose_device
 from specrt.engines.interface import CPU, DEVICES
@@ -21,6 +20,7 @@ from specrt.engines.processor import available_cores
 from specrt.tools.machine import memory_bound
 from specrt.tools.terminal.failure import Tool
 from specrt.tools.terminal.process import run_process
+from specrt.tools.terminal.tables import figures_table
 from specrt.tools.tune.timing import measure_targets
 
 
@@ -61,10 +61,7 @@ def main(
 
 
 def _print(result: dict[str, dict[int, float]], memory: dict[str, tuple[float | None, float | None]]) -> None:
-    table = Table()
-    columns = ["bundle", "M", "T(M) ms", "v(M)", "GB/s", "bound ms", "T(M) / bound"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "bundle" else "right")
+    table = figures_table(None, ["bundle", "M", "T(M) ms", "v(M)", "GB/s", "bound ms", "T(M) / bound"])
     for name, by_width in result.items():
         first = by_width[min(by_width)]
         bandwidth, bound = memory.get(name, (None, None))

@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from specrt.engines.errors import SpecrtError
 from specrt.engines.manifest import manifest_from_bundle
@@ -22,9 +21,11 @@ from specrt.tools.machine import bounding_bandwidth
 from specrt.tools.plan.roofline import Device, ModelCost, device_text, fit_device, pass_s
 from specrt.tools.plan.sizes import DTYPES, Shape, cost_of
 from specrt.tools.terminal.failure import Tool
+from specrt.tools.terminal.options import THREADS
 from specrt.tools.terminal.outputs import OUTPUT_FILE
 from specrt.tools.terminal.process import run_process
 from specrt.tools.terminal.progress import quiet_libraries
+from specrt.tools.terminal.tables import figures_table
 from specrt.tools.tune.timing import measure_targets
 
 
@@ -43,7 +44,7 @@ def cost_of_bundle(bundle: Path) -> ModelCost:
 @click.option("--widths", default="1,2,4,6,9", show_default=True, help="At most K + 1 of each bundle.")
 @click.option("--past", default=100, show_default=True, help="Cached tokens before each pass.")
 @click.option("--repeats", default=15, show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="[default: the cores this process may use]")
+@THREADS
 def main(
     bundle: Path,
     output: Path | None,
@@ -90,9 +91,8 @@ def _print(device: Device, rows: dict[Path, tuple[ModelCost, dict[int, float]]],
         f"{device.bandwidth_bytes_per_s / 1e9:.1f} GB/s, {device.flops_per_s / 1e9:.0f} GFLOPS, "
         f"{device.node_overhead_us:.1f} us a node"
     )
-    table = Table(title="ms of a pass of M tokens: measured, predicted, difference", title_justify="left")
-    for heading in ("bundle", "M", "measured", "predicted", "difference"):
-        table.add_column(heading, justify="left" if heading == "bundle" else "right")
+    headings = ("bundle", "M", "measured", "predicted", "difference")
+    table = figures_table("ms of a pass of M tokens: measured, predicted, difference", headings)
     for path, (cost, times) in rows.items():
         for width, ms in times.items():
             predicted = pass_s(cost, device, width, past) * 1e3

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from specrt.engines.errors import UsageError
 from specrt.tools.plan.roofline import Device, ModelCost, Rounds, expected_tokens, pass_s, rounds_of
+from specrt.tools.terminal.tables import figures_table
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 KS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -150,10 +151,8 @@ def assumptions(plan: Plan) -> list[str]:
 
 
 def _print_bytes(console: Console, plan: Plan) -> None:
-    table = Table(title=f"GB, context of {plan.target.max_seq_len} tokens", title_justify="left")
-    table.add_column("model")
-    for heading in ("weights", "KV", "scratch", "all"):
-        table.add_column(heading, justify="right")
+    headings = ("model", "weights", "KV", "scratch", "all")
+    table = figures_table(f"GB, context of {plan.target.max_seq_len} tokens", headings)
     for model in plan.models:
         sizes = (model.weights_bytes, model.kv_bytes, model.scratch_bytes, model.total_bytes)
         table.add_row(model.name, *(f"{size / 1e9:.2f}" for size in sizes))
@@ -167,10 +166,7 @@ def _print_bytes(console: Console, plan: Plan) -> None:
 
 
 def _print_passes(console: Console, plan: Plan) -> None:
-    table = Table(title="ms of a pass by width", title_justify="left")
-    table.add_column("model")
-    for width in WIDTHS:
-        table.add_column(str(width), justify="right")
+    table = figures_table("ms of a pass by width", ["model", *map(str, WIDTHS)])
     for model in plan.models:
         times = [pass_s(model, plan.device, width, plan.past) * 1e3 for width in WIDTHS]
         table.add_row(model.name, *(f"{ms:.2f}" for ms in times))

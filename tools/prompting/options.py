@@ -19,8 +19,8 @@ from specrt.runtime.settings import Settings
 from specrt.tools.prompting.grammar_files import text_or_file
 from specrt.tools.prompting.stop_strings import unescaped
 from specrt.tools.prompting.textfiles import parsed_json, read_text, without_final_newline
+from specrt.tools.terminal.options import THREADS
 
-MAX_THREADS = 1024
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -86,7 +86,7 @@ _PLACE = (
     click.option("--device", type=click.Choice(DEVICES), help="[default: cpu; cuda with all but onnxruntime]"),
     click.option("--draft-backend", help="The draft's.  [default: --backend]"),
     click.option("--draft-device", type=click.Choice(DEVICES), help="The draft's.  [default: --device]"),
-    click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]"),
+    THREADS,
 )
 
 

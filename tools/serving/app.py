@@ -17,11 +17,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from specrt.engines.errors import UsageError
 from specrt.serving.bodies import json_body
 from specrt.serving.exchange import Exchange
 from specrt.serving.guard import Guard, route_path
-from specrt.serving.protocol.errors import ApiError, internal, refused, unavailable
+from specrt.serving.protocol.errors import ApiError, internal, unavailable
 from specrt.serving.protocol.requests import chat_request, completion_request
 from specrt.serving.protocol.responses import encoded
 from specrt.serving.service import Service
@@ -111,10 +110,7 @@ async def _detokenize(request: Request) -> Response:
 
 async def _of_tokens(request: Request, action: Callable[[Service, Any], dict[str, Any]]) -> Response:
     service, body = await _body(request)
-    try:
-        return Json(await anyio.to_thread.run_sync(action, service, body, limiter=request.app.state.preparing))
-    except UsageError as error:
-        raise refused(error) from error
+    return Json(await anyio.to_thread.run_sync(action, service, body, limiter=request.app.state.preparing))
 
 
 async def _models(request: Request) -> Response:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specrt.engines.errors import ResourceError, UsageError
+from specrt.engines.errors import UsageError
 from specrt.engines.storage.files import cannot_write
+from specrt.engines.storage.locks import lock
 from specrt.serving.protocol.errors import ApiError, invalid
-from specrt.serving.protocol.fields import Fields
+from specrt.serving.protocol.fields import Fields, parsed
 from specrt.serving.protocol.responses import encoded
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 
@@ -45,7 +39,7 @@ def requests_of(path: Path) -> dict[str, Request]:
         if not line.strip():
             continue
         try:
-            request = _request(Fields(_parsed(line)))
+            request = _request(Fields(parsed(line)))
             if request.custom_id in requests:
                 raise invalid("custom_id", f"got {request.custom_id!r} a second time, expected one of its own")
         except (ApiError, ValueError, RecursionError) as error:
@@ -55,10 +49,6 @@ def requests_of(path: Path) -> dict[str, Request]:
     if not requests:
         raise UsageError(f"{path}: got no requests, expected a line of JSON for each")
     return requests
-
-
-def _parsed(line: bytes) -> Any:
-    return json.loads(line.decode())
 
 
 def _request(fields: Fields) -> Request:
@@ -122,9 +112,9 @@ class Answers:
 
     def _answer(self, line: bytes, number: int) -> tuple[str, int]:
         try:
-            answer = _parsed(line)
+            answer = parsed(line)
             return str(answer["custom_id"]), int(answer["response"]["status_code"])
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
+        except (ApiError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise self._foreign(number, "got no answer of a batch") from error
 
     def _foreign(self, number: int, problem: str) -> UsageError:
@@ -132,16 +122,7 @@ class Answers:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, for additions. The system frees its lock when this process ends, however it ends."""
+    """The file, for additions, locked."""
     file = path.open("ab")
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise ResourceError(
-            f"{path}: another process writes answers to it; wait for it, or give another file"
-        ) from error
-    except OSError:
-        pass  # a file system without locks
+    lock(file, f"{path}: another process writes answers to it; wait for it, or give another file")
     return file

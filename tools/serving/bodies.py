@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from specrt.serving.protocol.errors import ApiError
+from specrt.serving.protocol.fields import parsed
 
 BODY_TIMEOUT_S = 30.0
 
@@ -20,7 +20,7 @@ async def json_body(request: Request, max_bytes: int) -> Any:
         raise ApiError(415, f"content-type: got {kind!r}, expected application/json")
     data = await raw_body(request, max_bytes)
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return parsed(data)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {' '.join(str(error).split())}") from error
 
@@ -46,7 +46,3 @@ async def _body(request: Request, max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise too_large
     return bytes(data)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

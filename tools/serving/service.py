@@ -18,7 +18,7 @@ from specrt.engines.progress import Progress
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step, Stream
-from specrt.runtime.text.codec import Prompt
+from specrt.runtime.text.codec import Prompt, TextTooLongError
 from specrt.serving.metrics import DEFAULT_PREFIX, Metrics
 from specrt.serving.protocol.choices import Calling, Choice
 from specrt.serving.protocol.errors import ApiError, invalid, too_busy, unavailable
@@ -211,10 +211,7 @@ class Service:
         choices: list[Choice] = []
         total = 0
         for prompt in wanted.prompts:
-            self._check_chars(prompt, wanted.is_chat)
-            ids = codec.encode(prompt, wanted.chat)
-            if len(ids) >= self.max_model_len:
-                raise self._too_long(f"{len(ids)} tokens", wanted.is_chat)
+            ids = self._ids(prompt, wanted)
             total += len(ids)
             prefix = self._echo(prompt, ids) if wanted.echo else ""
             for number in range(wanted.n):
@@ -233,10 +230,16 @@ class Service:
         name = self.config.tool_parser
         return format_of_template(template) if name == "auto" else name
 
-    def _check_chars(self, prompt: Prompt, is_chat: bool) -> None:
-        """Refuse a text that cannot fit before it is encoded, which takes memory of 100 times its size."""
-        if (num_chars := _num_chars(prompt)) > self.max_model_len * self.runtime.codec.max_token_chars:
-            raise self._too_long(f"{num_chars} characters", is_chat)
+    def _ids(self, prompt: Prompt, wanted: Wanted) -> list[int]:
+        """Refuses a text that cannot fit before it is encoded, which takes memory of 100 times its size."""
+        codec = self.runtime.codec
+        try:
+            ids = codec.encode(prompt, wanted.chat, max_chars=self.max_model_len * codec.max_token_chars)
+        except TextTooLongError as error:
+            raise self._too_long(f"{error.num_chars} characters", wanted.is_chat) from error
+        if len(ids) >= self.max_model_len:
+            raise self._too_long(f"{len(ids)} tokens", wanted.is_chat)
+        return ids
 
     def _too_long(self, got: str, is_chat: bool) -> ApiError:
         return invalid(
@@ -290,5 +293,5 @@ class Service:
 
 def _num_chars(prompt: Prompt) -> int:
     """The characters of a text or of messages; 0 for ids."""
-    texts = [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt if isinstance(part, dict)]
-    return sum(map(len, texts))
+    parts = [] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, dict)]
+    return len(prompt) if isinstance(prompt, str) else sum(len(str(value)) for part in parts for value in part.values())

@@ -10,7 +10,7 @@ from specrt.engines.errors import SpecrtError, UsageError
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.structured import json_rule, schema_text
 from specrt.runtime.text.tool_calls import strict_tool_grammar, tool_call_grammar
-from specrt.serving.protocol.errors import ApiError, refused
+from specrt.serving.protocol.errors import CHAT_PARAMS, ApiError, refused
 from specrt.serving.protocol.requests import Wanted
 
 MAX_CHARS = 1 << 17  # of a schema or grammar, since compiling takes a time that others wait for
@@ -50,11 +50,12 @@ def _grammar_options(wanted: Wanted, form: str | None, special_tokens: Mapping[s
 
 def refused_request(error: SpecrtError, wanted: Wanted, runtime: Runtime) -> ApiError:
     """The 400 that names the field that the runtime refused, also in a grammar of several parts."""
-    names = {"prompt": "messages"} if wanted.is_chat else {}
+    names = dict(CHAT_PARAMS) if wanted.is_chat else {}
     if wanted.structure is not None:
-        names[wanted.structure.option] = wanted.structure.param
+        names[wanted.structure.option] = names["structured output"] = wanted.structure.param
     if wanted.tools is not None:
         names["grammar"] = "tools"
+        names.setdefault("structured output", "tools")
     if not isinstance(error, UsageError):  # llguidance is not installed
         return refused(error, names, "unsupported_parameter")
     if wanted.tools is not None and str(error).startswith("grammar: "):

@@ -20,6 +20,7 @@ from specrt.engines.storage.files import check_writable, write_text_file
 from specrt.tools.hashing import checked_manifest
 from specrt.tools.machine import describe_machine
 from specrt.tools.prompting.prompts import encode_own_or_ours
+from specrt.tools.report.folders import without_folders
 from specrt.tools.verify import checks, distribution
 from specrt.tools.verify.checks import Check, Subject
 from specrt.tools.verify.source_check import NOT_COMPARED, check_sources, check_usage, roles_compared
@@ -52,8 +53,8 @@ class Certificate:
         return all(check.passed for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The certificate as JSON."""
-        return {"passed": self.passed, **asdict(self)}
+        """The certificate as JSON, without this machine's folders."""
+        return {"passed": self.passed, **without_folders(asdict(self))}
 
 
 # In this order: what each rests on comes before it.

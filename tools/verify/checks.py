@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specrt.engines.contract import FEATURE_CACHE, LOGITS, past_name
+from specrt.engines.interface import Array
 from specrt.engines.manifest import ModelEntry
 from specrt.runtime.drafting.head import HeadModel
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import Settings
@@ -79,13 +81,20 @@ def role_of(slot: Slot, role: str) -> SlotModel:
     return model
 
 
-def check_reference(subject: Subject) -> list[Check]:
-    """Compare each model's graph with the torch model's logits that were stored at export."""
-    found = []
+def _references(subject: Subject) -> Iterator[tuple[str, ModelEntry, KVCachedModel, Mapping[str, Array]]]:
+    """(role, entry, model, reference stored at export) of each model. A head's model holds the stored features."""
     slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
     for role, entry in subject.models:
         stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
         read_features(model, stored)
+        yield role, entry, model, stored
+    slot.close()
+
+
+def check_reference(subject: Subject) -> list[Check]:
+    """Compare each model's graph with the torch model's logits that were stored at export."""
+    found = []
+    for role, entry, model, stored in _references(subject):
         got = logits_of(model, stored["ids"].tolist(), entry.spec.max_rows)[stored["positions"]]
         expected = stored["logits"]
         error, scale = float(np.abs(got - expected).max()), largest(expected)
@@ -99,17 +108,13 @@ def check_reference(subject: Subject) -> list[Check]:
                 {"max_abs_error": error, "max_abs_logit": scale, "same_argmax": same},
             )
         )
-    slot.close()
     return found
 
 
 def check_rows(subject: Subject) -> list[Check]:
     """Compare passes of several rows with passes of one row."""
     found = []
-    slot = subject.runtime.open_slot("model" if len(subject.models) > 1 else "none")
-    for role, entry in subject.models:
-        stored, model = np.load(subject.bundle / entry.reference), role_of(slot, role).model
-        read_features(model, stored)
+    for role, entry, model, stored in _references(subject):
         ids = stored["ids"].tolist()
         single = logits_of(model, ids, 1)
         widths = sorted({2, entry.spec.max_rows})
@@ -126,7 +131,6 @@ def check_rows(subject: Subject) -> list[Check]:
                 {"max_abs_error": error, "max_abs_logit": scale},
             )
         )
-    slot.close()
     return found
 
 
@@ -252,7 +256,7 @@ def _poison(slot: Slot) -> None:
                 part.model.binding.write(past_name(name, layer), cache)
             if isinstance(part.model, HeadModel):
                 (features,) = part.model.read(FEATURE_CACHE)
-                features[slot.target.model.kv_len :] = POISON
+                features[part.model.stale_rows()] = POISON
                 part.model.binding.write(FEATURE_CACHE, features)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -47,6 +50,18 @@ class Capturable(Copying):
     def _release(self) -> None:
         self.device.wait()
         self.graphs.close()
+
+
+def in_four_threads(work: Callable[[int], None]) -> None:
+    """``work`` with 0 to 3, all at a time. Raises what one of them raises."""
+    together = threading.Barrier(4)
+
+    def begin(number: int) -> None:
+        together.wait()
+        work(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(begin, range(4)))
 
 
 def content(array: DeviceArray) -> Array:

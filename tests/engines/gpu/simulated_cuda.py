@@ -22,20 +22,21 @@ ALIGNMENT = 256
 POISON = 0x7F  # what freed memory is filled with: as a float, a huge number
 
 
-@dataclass
-class Graph:
-    """What was captured, to be run again and again."""
-
-    work: list[Callable[[], None]]
-    is_dropped: bool = False
-
-
-@dataclass
+@dataclass(eq=False)
 class Event:
     """``time`` is None after it is recorded until the stream reaches it."""
 
     time: float | None = None
     is_recorded: bool = False
+    is_dropped: bool = False
+
+
+@dataclass
+class Graph:
+    """What was captured, to be run again and again."""
+
+    work: list[Callable[[], None]]
+    events: list[Event]
     is_dropped: bool = False
 
 
@@ -56,6 +57,7 @@ class SimulatedCuda:
     _queue: list[Callable[[], None]] = field(default_factory=list)
     _capturing: list[Callable[[], None]] | None = None
     _capturing_thread: int = 0
+    _captured_events: list[Event] = field(default_factory=list)
 
     @property
     def num_calls(self) -> int:
@@ -148,20 +150,22 @@ class SimulatedCuda:
         if not self.can_capture:
             return None
         assert self._capturing is None, "a stream is captured once at a time"
-        self._capturing, self._capturing_thread = [], threading.get_ident()
+        self._capturing, self._capturing_thread, self._captured_events = [], threading.get_ident(), []
         try:
             is_done = enqueue()
         finally:
             work, self._capturing = self._capturing, None
         if not is_done:
             return None
-        self.graphs.append(Graph(work))
+        self.graphs.append(Graph(work, self._captured_events))
         return self.graphs[-1]
 
     def launch(self, graph: Graph) -> None:
         assert not graph.is_dropped
         assert self._capturing is None, "no graph is launched into another one"
         self.counts["launch"] += 1
+        for event in graph.events:
+            event.time, event.is_recorded = None, True
         self._queue.extend(graph.work)
 
     def drop(self, graph: Graph) -> None:
@@ -174,12 +178,16 @@ class SimulatedCuda:
 
     def drop_event(self, event: Event) -> None:
         assert not event.is_dropped
+        assert not any(event in graph.events for graph in self.graphs if not graph.is_dropped), "a graph records it"
         event.is_dropped = True
 
-    def record(self, event: Event) -> None:
-        assert not event.is_dropped and self._capturing is None
-        self.counts["record"] += 1
-        event.time, event.is_recorded = None, True
+    def record(self, event: Event, is_captured: bool = False) -> None:
+        assert not event.is_dropped and is_captured == (self._capturing is not None)
+        if is_captured:
+            self._captured_events.append(event)
+        else:
+            self.counts["record"] += 1
+            event.time, event.is_recorded = None, True
 
         def note() -> None:
             event.time = time.perf_counter()

@@ -17,6 +17,7 @@ from specrt.engines.trt.library import DTYPES
 from tests.conftest import has_nvidia_gpu
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.trt import simulated_trt
+from tests.engines.trt.support import library_types
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -82,6 +83,7 @@ CLASSES = (
     "IRuntimeConfig",
     "IRuntimeCache",
     "ILogger",
+    "IProfiler",
     "TensorIOMode",
     "TensorLocation",
     "DataType",
@@ -98,7 +100,8 @@ OURS = {  # of the simulation itself
 @pytest.mark.parametrize("name", CLASSES)
 def test_tensorrt_has_what_the_simulation_has(name: str) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
-    real, simulated = getattr(trt, name), getattr(simulated_trt, name)
+    real = getattr(trt, name)
+    simulated = getattr(library_types, name, None) or getattr(simulated_trt, name)
     members = {m for m in (*vars(simulated), *getattr(simulated, "__annotations__", {})) if not m.startswith("_")}
     if name == "IRuntimeConfig":
         members |= {"cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy"}
@@ -143,6 +146,7 @@ def test_every_name_that_the_runtime_uses_is_real() -> None:
         (engines / "engine.py", ("graphs",)): trt.CudaGraphStrategy,
         (engines / "engine.py", ("kernels",)): trt.DynamicShapesKernelSpecializationStrategy,
         (engines / "context.py", ("self._context",)): trt.IExecutionContext,
+        (ROOT / "tools" / "gpu_check" / "experiments" / "kernels.py", ("trt",)): trt,
         (engines / "runtime_cache.py", ("settings",)): trt.IRuntimeConfig,
         (engines / "runtime_cache.py", ("self._cache",)): trt.IRuntimeCache,
     }

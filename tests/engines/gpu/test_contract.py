@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from specrt.engines.contract import ROW_INDICES
 from specrt.engines.gpu import device as devices
 from specrt.engines.gpu.device import Device, DeviceArray
-from tests.engines.gpu.copying import CONTRACT, SIZE, Copying, check_graph, content
+from tests.engines.gpu.copying import CONTRACT, SIZE, Copying, check_graph, content, in_four_threads
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 
 
@@ -131,11 +130,7 @@ def test_bindings_in_four_threads(device: Device) -> None:
                 wrong.append(f"thread {number}, step {step}: {elapsed} ms")
         binding.close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_four_threads(work)
     assert wrong == []
 
 

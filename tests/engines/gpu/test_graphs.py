@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,10 @@ import numpy as np
 import pytest
 
 from specrt.engines.contract import ROW_INDICES
+from specrt.engines.errors import ResourceError
+from specrt.engines.gpu import graphs
 from specrt.engines.gpu.device import Device, DeviceArray
-from tests.engines.gpu.copying import Capturable, check_graph, content
+from tests.engines.gpu.copying import Capturable, check_graph, content, in_four_threads
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 
 
@@ -63,6 +64,36 @@ def test_a_graph_that_is_launched_again_before_a_wait_reads_its_own_input(captur
     other.close()
 
 
+def test_graphs_that_were_not_used_longest_are_dropped(
+    capturable: Capturable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    for rows in (1, 1, 2, 2, 1, 3, 3, 1):
+        with capturable.together():
+            capturable.upload()
+            capturable.run(4, rows)
+    assert [key[-1][-1] for key in capturable.graphs._graphs] == [3, 1]
+
+
+@pytest.mark.parametrize("method", ["allocate", "allocate_pinned"])
+def test_without_memory_for_graphs_the_work_is_done_step_by_step(
+    capturable: Capturable, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error there would lose work that the host counts as done."""
+
+    def full(num_bytes: int) -> int:
+        raise ResourceError("the GPU is full")
+
+    api = capturable.device.api
+    before = dict(api.pinned) if isinstance(api, SimulatedCuda) else {}
+    monkeypatch.setattr(api, method, full)
+    assert work_together(capturable, 1) == [1, 2, 3, 4]
+    with pytest.warns(UserWarning, match="its passes run one by one"):
+        assert work_together(capturable, 5) == [5, 6, 7, 8]
+    assert work_together(capturable, 9) == [9, 10, 11, 12]
+    assert not isinstance(api, SimulatedCuda) or api.pinned == before
+
+
 def test_an_error_does_not_lose_what_came_before(capturable: Capturable) -> None:
     def fails(start: int) -> None:
         with capturable.together():
@@ -77,7 +108,7 @@ def test_an_error_does_not_lose_what_came_before(capturable: Capturable) -> None
         assert capturable.read("copied")[0].tolist() == [start] * 4
 
 
-def test_a_mark_and_a_wait_come_after_what_was_enqueued(capturable: Capturable) -> None:
+def test_marks_are_in_the_graph_and_a_wait_comes_after_what_was_noted(capturable: Capturable) -> None:
     for start in (1, 2, 3):
         with capturable.together():
             capturable.mark(0)
@@ -85,11 +116,14 @@ def test_a_mark_and_a_wait_come_after_what_was_enqueued(capturable: Capturable) 
             capturable.upload()
             capturable.run(4, 4)
             capturable.mark(1)
-            assert capturable.graphs._steps == [], "the mark is not before the pass"
+            assert len(capturable.graphs._steps) == 4, "nothing is enqueued"
             capturable.device.wait()
             elapsed = capturable.elapsed_ms()
             assert elapsed is not None and elapsed >= 0
         assert capturable.read("copied")[0].tolist() == [start] * 4
+    assert len(capturable.graphs._graphs) == 1
+    if isinstance(api := capturable.device.api, SimulatedCuda):
+        assert api.counts["record"] == 2, "of the first time; later the graph records"
 
 
 def test_a_capture_of_one_thread_holds_no_work_of_another(device: Device) -> None:
@@ -105,11 +139,7 @@ def test_a_capture_of_one_thread_holds_no_work_of_another(device: Device) -> Non
                 wrong.append(f"thread {number}, step {step}: {found}")
         binding.close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_four_threads(work)
     assert wrong == []
 
 
@@ -138,5 +168,7 @@ def test_what_no_capture_allows_is_refused(device: Device, array: DeviceArray) -
 
         with pytest.raises(AssertionError):
             api.capture(enqueue)
+    with pytest.raises(AssertionError):
+        api.record(event, is_captured=True)
     api.free_pinned(pinned)
     check_graph(device, array)

@@ -9,8 +9,7 @@ A context allocates in its first run, and working memory holds nothing from one 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,80 +20,23 @@ from specrt.engines.contract import ITEM_BYTES, LOGITS, ROW_INDICES, ROWS, Contr
 from specrt.engines.ort.cpu import session_options
 from specrt.engines.trt.profiles import shapes_of
 from tests.engines.gpu.simulated_cuda import ALIGNMENT, POISON, SimulatedCuda
+from tests.engines.trt.support.library_types import (
+    ComputeCapability,
+    CudaGraphStrategy,
+    DataType,
+    DynamicShapesKernelSpecializationStrategy,
+    ExecutionContextAllocationStrategy,
+    ILogger,
+    IProfiler,
+    IRuntimeCache,
+    IRuntimeConfig,
+    TensorIOMode,
+    TensorLocation,
+)
 from tests.exporter.samplers.random_ties import as_a_device_would
 
 SCRATCH_BYTES = 4096
-
-
-class TensorIOMode(Enum):
-    NONE, INPUT, OUTPUT = range(3)
-
-
-class TensorLocation(Enum):
-    DEVICE, HOST = range(2)
-
-
-class ExecutionContextAllocationStrategy(Enum):
-    STATIC, ON_PROFILE_CHANGE, USER_MANAGED = range(3)
-
-
-class CudaGraphStrategy(Enum):
-    DISABLED, WHOLE_GRAPH_CAPTURE = range(2)
-
-
-class DynamicShapesKernelSpecializationStrategy(Enum):
-    LAZY, EAGER, NONE = range(3)
-
-
-class DataType(Enum):
-    FLOAT, HALF, BF16, INT64, INT32 = "float32", "float16", "bfloat16", "int64", "int32"
-
-
-class ILogger:
-    """The base of the logger that specrt makes."""
-
-    INTERNAL_ERROR, ERROR, WARNING = range(3)
-
-
-class ComputeCapability(Enum):
-    NONE, CURRENT, SM75, SM80, SM86, SM89, SM120, SM121 = 0, 1, 75, 80, 86, 89, 120, 121
-
-
-@dataclass
-class IRuntimeCache:
-    """Its content: what was compiled, see ``IExecutionContext._kernels``."""
-
-    entries: set[str] = field(default_factory=set)
-
-    def serialize(self) -> bytes:
-        return json.dumps(sorted(self.entries)).encode()
-
-    def deserialize(self, blob: bytes) -> bool:
-        try:
-            self.entries = set(json.loads(blob))
-        except ValueError:
-            return False
-        return True
-
-
-class IRuntimeConfig:
-    """What a context is opened with."""
-
-    def __init__(self) -> None:
-        self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
-        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
-        self.strategy = ExecutionContextAllocationStrategy.STATIC
-        self.cache: IRuntimeCache | None = None
-
-    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
-        self.strategy = strategy
-
-    def create_runtime_cache(self) -> IRuntimeCache:
-        return IRuntimeCache()
-
-    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
-        self.cache = cache
-        return True
+LAYERS = ("attention", "head")  # of every engine, for profilers
 
 
 class Library:
@@ -107,7 +49,7 @@ class Library:
         self.is_capturable = True  # what RTX's contexts answer
         self.compiled: list[str] = []  # kernels that no cache had, in the first run that needs them
         self.rounding = 0.0  # of the logits, by the number of rows: a share of the largest
-        shared = (TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger)
+        shared = (TensorIOMode, TensorLocation, ExecutionContextAllocationStrategy, ILogger, IProfiler)
         rtx = (CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, IRuntimeCache, ComputeCapability)
         own = rtx if is_rtx else ()
         for kind in (*shared, *own):
@@ -203,6 +145,7 @@ class IExecutionContext:
         }
         self.is_captured = False
         self.runs = 0
+        self.profiler: IProfiler | None = None
 
     def _refuse(self, reason: str) -> bool:
         self.engine.logger.log(ILogger.ERROR, reason)
@@ -279,6 +222,10 @@ class IExecutionContext:
             engine.library.compiled.append(self._kernels)
         self.is_captured |= cuda._capturing is not None
         cuda.enqueue(lambda: self._compute(io))
+        if self.profiler is not None:
+            cuda.wait()
+            for layer in LAYERS:
+                self.profiler.report_layer_time(layer, 0.25)
         return True
 
     def _compute(self, io: Any) -> None:

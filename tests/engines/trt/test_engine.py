@@ -23,7 +23,7 @@ from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import NUM_TOKENS, PROMPT, SEEN, WAYS, K, generated
-from tests.engines.trt.simulated_trt import (
+from tests.engines.trt.support.library_types import (
     CudaGraphStrategy,
     DynamicShapesKernelSpecializationStrategy,
 )

@@ -23,7 +23,7 @@ from specrt.engines.trt.library import (
     portable_capabilities,
 )
 from specrt.engines.trt.network import make_logger
-from tests.engines.trt import stub_versions
+from tests.engines.trt.support import stub_versions
 
 
 def test_tensorrt_rtx_is_here() -> None:

@@ -9,18 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import specrt
-from specrt.engines.contract import LOGITS, ROWS, WIDTH, model_contract, past_name
+from specrt.engines.contract import ROWS, WIDTH
 from specrt.engines.errors import BackendError, BundleError, SpecrtError, UsageError
-from specrt.engines.gpu.device import DeviceArray, encoded
-from specrt.engines.interface import Array, write_pass
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt import engine
-from specrt.engines.trt.engine import TrtBackend, TrtBinding, TrtEngine
-from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, Profile
+from specrt.engines.trt.profiles import PREFILL, VERIFY, Profile
 from specrt.engines.trt.record import (
     RECORD_NAME,
     BuildRecord,
@@ -31,8 +27,9 @@ from specrt.engines.trt.record import (
     remember_build,
 )
 from specrt.engines.trt.runtime_cache import RUNTIME_CACHE_NAME
-from tests.engines.gpu.simulated_gpu import SimulatedGpu, write_engines
-from tests.engines.trt.simulated_trt import DataType
+from tests.engines.gpu.simulated_gpu import SimulatedGpu
+from tests.engines.trt import simulated_trt
+from tests.engines.trt.support.library_types import DataType
 
 BACKEND = "tensorrt-rtx"
 
@@ -41,11 +38,6 @@ BACKEND = "tensorrt-rtx"
 def simulated(tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
     return SimulatedGpu(Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle")), BACKEND, monkeypatch)
-
-
-def target_of(simulated: SimulatedGpu) -> TrtEngine:
-    entry = simulated.manifest.target
-    return TrtBackend(BACKEND, simulated.bundle).load(entry.graph, model_contract(entry.spec))
 
 
 def rewrite(simulated: SimulatedGpu, **changes: Any) -> None:
@@ -106,8 +98,6 @@ def test_engines_of_another_machine_are_announced(
 
 
 def test_an_engine_is_compared_with_the_contract(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engines.trt import simulated_trt
-
     monkeypatch.setattr(simulated_trt.ICudaEngine, "get_tensor_dtype", lambda self, name: DataType.FLOAT)
     assert "differs from the contract at input_ids: got (True, 'float32', (1, -1), True, None), expected" in refused(
         simulated, BundleError
@@ -118,8 +108,6 @@ def test_outputs_must_be_in_the_memory_of_their_inputs(
     simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that copies its cache would be bound to one address, and give wrong results."""
-    from tests.engines.trt import simulated_trt
-
     monkeypatch.setattr(simulated_trt.ICudaEngine, "get_aliased_input_tensor", lambda self, name: None)
     said = refused(simulated, BundleError)
     assert "differs from the contract at present" in said and "(input, dtype, shape, on the GPU, alias)" in said
@@ -132,30 +120,6 @@ def test_a_gpu_that_rtx_has_no_code_for_is_named_before_the_record(simulated: Si
     assert said.endswith("TensorRT-RTX is neither for Jetson nor for Hopper, use --backend tensorrt there")
 
 
-def test_what_shape_inference_raises_is_one_line(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.engines.trt import simulated_trt
-
-    def raises(self: Any) -> list[str]:
-        raise RuntimeError("a shape of 0\nat node 7")
-
-    binding = target_of(simulated).open()
-    monkeypatch.setattr(simulated_trt.IExecutionContext, "infer_shapes", raises)
-    with pytest.raises(BackendError, match=r"inferring shapes failed \(a shape of 0 at node 7\)"):
-        binding.run(1, 1)
-
-
-def test_passes_that_allocate_are_announced(simulated: SimulatedGpu) -> None:
-    """Whether a round allocates depends on the engine, which is checked after its first run."""
-    binding = target_of(simulated).open()
-    simulated.library.is_capturable = False
-    binding.run(1, 1)
-    with pytest.warns(UserWarning, match="it allocates memory in its passes"):
-        binding.run(1, 1)
-    simulated.library.is_capturable = True
-    for _ in range(3):
-        binding.run(2, 1)
-
-
 def test_there_is_no_tensorrt_on_the_cpu(simulated: SimulatedGpu) -> None:
     with pytest.raises(BackendError, match="device cpu: backend tensorrt-rtx runs on a GPU only"):
         specrt.load(simulated.bundle, device="cpu")
@@ -163,85 +127,6 @@ def test_there_is_no_tensorrt_on_the_cpu(simulated: SimulatedGpu) -> None:
         specrt.load(simulated.bundle, draft_device="cpu")
     with pytest.raises(UsageError, match="device: got 'tpu', expected one of cpu, cuda"):
         specrt.load(simulated.bundle, device="tpu")
-
-
-def test_passes_that_are_too_large_never_reach_the_engine(simulated: SimulatedGpu) -> None:
-    spec = simulated.manifest.target.spec
-    binding = target_of(simulated).open()
-    for width, rows in ((spec.max_width + 1, 1), (1, spec.max_rows + 1), (0, 1), (1, 0)):
-        with pytest.raises(ValueError, match=f"pass of {width} tokens and {rows} rows: at most"):
-            binding.run(width, rows)
-    assert [context.runs for engine in simulated.library.engines for context in engine.contexts] == []
-    binding.close()
-    binding.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        binding.run(1, 1)
-
-
-def test_shared_memory_is_checked(simulated: SimulatedGpu) -> None:
-    engine = target_of(simulated)
-    binding = engine.open()
-    logits = binding.memory[LOGITS]
-    assert isinstance(logits, DeviceArray)
-    for wrong in (
-        np.zeros(logits.shape, np.float32),
-        replace(logits, dtype="float16"),
-        replace(logits, shape=(logits.shape[0] - 1, logits.shape[1])),
-    ):
-        with pytest.raises(ValueError, match="shared buffer logits"):
-            engine.open({LOGITS: wrong})
-    assert engine.open({LOGITS: logits}).memory[LOGITS] is logits
-    with pytest.raises(ValueError, match="is not part of it"):
-        binding.take(LOGITS, 1, logits)
-
-
-def logits_after(binding: TrtBinding, ids: Array, past: int, widths: list[int]) -> Array:
-    """As ``tests.exporter.passes.passes_on_ort``, with uploads and reads."""
-    rows, start = [], 0
-    for width, kept in ([(past, 1)] if past else []) + [(width, width) for width in widths]:
-        write_pass(binding.host, ids[start : start + width], start, kept)
-        binding.upload()
-        binding.run(width, kept)
-        rows.append(binding.read(LOGITS)[0])
-        start += width
-    return np.concatenate(rows[bool(past) :])
-
-
-@pytest.mark.parametrize("past", [0, 1, 5, 32])
-def test_rows_equal_single_rows_equal_no_cache(simulated: SimulatedGpu, past: int) -> None:
-    """The contract: a cache of any length, passes of 1, 2, 3 and W rows. All rows of a pass on an empty cache
-    verify.
-    """
-    spec = simulated.manifest.target.spec
-    ids = np.random.default_rng(past).integers(0, spec.vocab_size, past + spec.max_rows)
-    engine = target_of(simulated)
-    for n in (1, 2, 3, spec.max_rows):
-        found = []
-        for widths in ([n], [1] * n):
-            binding = engine.open()
-            found.append(logits_after(binding, ids, past, widths))
-            binding.close()
-        binding = engine.open()
-        alone = logits_after(binding, ids[: past + n], 0, [1] * (past + n))[past:]
-        binding.close()
-        for logits in found:
-            assert np.abs(logits - alone).max() / np.abs(alone).max() < 3e-2
-
-
-def test_a_profile_for_one_token_is_used_where_it_was_built(simulated: SimulatedGpu) -> None:
-    """The narrowest profile that fits; the answer is the same."""
-    ids, spec = np.arange(4, 12), simulated.manifest.target.spec
-    binding = target_of(simulated).open()
-    expected = logits_after(binding, ids, 3, [1, 1, 2])
-    binding.close()
-    simulated.library.engines.clear()
-    write_engines(simulated.bundle, BACKEND, simulated.library.__version__, has_decode_profile=True)
-    engine = target_of(simulated)
-    assert list(engine.entry.profiles) == [VERIFY, PREFILL, DECODE]
-    assert [engine.profile_for(*size) for size in ((1, 1), (2, 1), (spec.max_width, 1))] == [2, 0, 1]
-    binding = engine.open()
-    assert np.array_equal(logits_after(binding, ids, 3, [1, 1, 2]), expected)
-    assert sorted(c.profile for e in simulated.library.engines for c in e.contexts) == [0, 0, 2]
 
 
 def test_runtime_cache_is_kept_next_to_the_engines(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,19 +170,3 @@ def test_a_build_is_checked_once_for_all_its_engines(simulated: SimulatedGpu, mo
         runtime.generate("The quick", max_new_tokens=3)
     assert len(simulated.library.engines) > 2
     assert len(checks) == 1
-
-
-def test_bfloat16_goes_to_the_device_and_back(simulated: SimulatedGpu) -> None:
-    """numpy has no such type: the host gives and gets float32."""
-    binding = target_of(simulated).open()
-    name = past_name("key", 0)
-    memory = binding._tensors[name]
-    binding._tensors[name] = replace(memory, dtype="bfloat16")
-    spec = binding._spec(name)
-    values = np.linspace(-3, 3, int(np.prod(memory.shape)), dtype=np.float32).reshape(memory.shape)
-    binding.write(name, values)
-    (found,) = binding.device.read([replace(memory, dtype="bfloat16")])
-    assert found.dtype == np.float32
-    assert found.shape == spec.resolve(binding.contract.limits)
-    assert np.abs(found - values).max() <= 3 * 2**-7
-    assert np.array_equal(encoded(found, "bfloat16"), encoded(values, "bfloat16"))

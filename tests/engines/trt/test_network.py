@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from specrt.engines.contract import WIDTH, Contract, TensorSpec
 from specrt.engines.errors import BackendError
 from specrt.engines.trt.network import inspect_network, make_logger, parse
-from tests.engines.trt import stub_versions
+from tests.engines.trt.support import stub_versions
 
 NUM_HEADS, CAPACITY, HEAD_DIM = 2, 32, 16
 KV_SHAPE = (1, NUM_HEADS, CAPACITY, HEAD_DIM)

@@ -24,8 +24,10 @@ from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import BACKENDS, NUM_TOKENS, PROMPT, WAYS, K, generated
+from tests.engines.trt.simulated_trt import IExecutionContext
 
 MOST_CALLS = 6
+CALLS_WITH_TIME = 4  # two launches, a wait, and the time between the events of a draft
 TEXTS = 5  # until every round of the text was seen often enough to be captured, the last ones of a text too
 
 
@@ -110,11 +112,30 @@ def test_a_warm_runtime_has_the_graphs_for_every_k(simulated: SimulatedGpu, chan
         found, rounds = calls_of_steps(simulated, runtime)
         assert found == expected[0]
         assert set(changing_k) == set(range(1, K + 1))
-        assert max(calls(seen) for seen in rounds[1:]) == MOST_CALLS
+        assert max(calls(seen) for seen in rounds[1:]) == CALLS_WITH_TIME <= MOST_CALLS
         assert {seen["wait"] for seen in rounds[1:]} == {1}
         assert simulated.cuda.counts["capture"] == num_captures
         changing_k.clear()
         assert calls_of_steps(simulated, runtime, temperature=1.0, seed=1)[0] == expected[1]
+
+
+@pytest.mark.parametrize("fails_at", [1, 8, 12])
+def test_a_pass_that_fails_leaves_nothing_that_is_reused(
+    simulated: SimulatedGpu, fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the prompt, of a draft, of a verification: the host has counted the tokens of passes that never ran."""
+    with simulated.on_cpu() as runtime:
+        expected = generated(runtime, **WAYS["greedy"])[0]
+    execute, passes = IExecutionContext.execute_async_v3, itertools.count(1)
+
+    def fail_once(self: IExecutionContext, stream: int) -> bool:
+        return next(passes) != fails_at and execute(self, stream)
+
+    monkeypatch.setattr(IExecutionContext, "execute_async_v3", fail_once)
+    with simulated.open() as runtime:
+        with pytest.raises(BackendError, match="running it"):
+            generated(runtime, **WAYS["greedy"])
+        assert generated(runtime, **WAYS["greedy"])[0] == expected
 
 
 def refuse(self: TrtBinding, width: int, rows: int) -> bool:

@@ -37,15 +37,15 @@ def on(bundle: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Simulated
     return SimulatedGpu(Path(shutil.copytree(bundle, folder / "bundle")), "tensorrt", monkeypatch)
 
 
-def test_ids_are_those_of_the_dialect_of_onnx_runtime(
-    swapping: Path, exports: Exports, noisy_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ids_are_those_of_the_dialect_of_later_versions(
+    swapping: Path, noisy_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the CPU and on the GPU, with drafts that are accepted and rolled back, and a prompt that goes on."""
-    simulated, found = on(swapping, tmp_path, monkeypatch), []
     assert manifest_from_bundle(swapping).target.spec.dialect == STANDARD_22_DIALECT
-    with specrt.load(exports.bundle(exports.model(), str(noisy_draft), K, **OPTIONS), threads=1) as runtime:
+    with on(noisy_bundle, tmp_path / "later", monkeypatch).on_cpu() as runtime:
         expected = {name: generated(runtime, **WAYS[name])[0] for name in GREEDY}
         prompt = [*runtime.codec.encode(PROMPT), *expected["greedy"][:5]]
+    simulated, found = on(swapping, tmp_path, monkeypatch), []
     for opened in (simulated.on_cpu, simulated.open):
         with opened() as runtime:
             found.append({name: generated(runtime, **WAYS[name]) for name in (*GREEDY, *SAMPLED)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +38,31 @@ def tiny_target(seed: int = 0, **overrides: Any) -> Any:
     return target
 
 
-def head_config(kind: str = "llama", draft_vocab_size: int = 150, variant: HeadVariant | None = None) -> HeadConfig:
+class CopyingTarget:
+    """Chooses the id of ``LAG`` positions before, and has its embeddings as all hidden states.
+
+    A head finds that position by its rotation alone.
+    """
+
+    LAG = 3
+
+    def __init__(self, like: Any) -> None:
+        self.config, self._embedding = like.config, like.get_input_embeddings()
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """The other target's."""
+        embedding: torch.nn.Module = self._embedding
+        return embedding
+
+    def __call__(self, ids: torch.Tensor, output_hidden_states: bool = True) -> Any:
+        earlier = functional.pad(ids, (self.LAG, 0))[:, : ids.shape[1]]
+        states = [self._embedding(ids).detach()] * (NUM_LAYERS + 1)
+        return SimpleNamespace(logits=functional.one_hot(earlier, self.config.vocab_size), hidden_states=states)
+
+
+def head_config(
+    kind: str = "llama", draft_vocab_size: int = 150, variant: HeadVariant | None = None, rope_theta: float = 5000.0
+) -> HeadConfig:
     """A head for ``tiny_target``."""
     from transformers import LlamaConfig, Qwen3Config
 
@@ -51,7 +76,7 @@ def head_config(kind: str = "llama", draft_vocab_size: int = 150, variant: HeadV
         num_key_value_heads=2,
         head_dim=16,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
     )
     return HeadConfig(layer, SIZE, vocab_size, draft_vocab_size, variant or HeadVariant(TAPS))
 

@@ -88,8 +88,9 @@ def test_the_bundle_describes_the_head(bundle: Path, pair: HeadPair) -> None:
     assert (bundle / "draft" / "LICENSE").read_text() == "a head's licence\n"
     assert head.parity.argmax_agreement == 1.0 and head.parity.max_abs_error < 1e-4
     plan = {buffer.name: buffer for buffer in plan_slot(manifest, "onnxruntime")}
-    assert plan[f"draft/{FEATURE_CACHE}"].num_bytes == 4 * 64 * head.spec.capacity
+    assert plan[f"draft/{FEATURE_CACHE}"].num_bytes == 4 * 64 * (16 + head.spec.capacity + 1)
     assert plan[f"target/{FEATURES}"].num_bytes == 4 * 64 * target.spec.max_width
+    assert plan[f"target/{FEATURES}"].alias == f"draft/{FEATURE_CACHE}"
 
 
 def test_the_embedding_of_the_target_is_stored_once(bundle: Path) -> None:
@@ -264,6 +265,12 @@ def test_a_head_of_another_target_is_exported_where_its_variant_is_named(
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ExportOptions("target", Path("b"), **options)
+
+
+def test_a_home_folder_is_found() -> None:
+    """No shell expands it after the colon."""
+    assert ExportOptions("target", Path("b"), "eagle3:~/head").head == str(Path.home() / "head")
+    assert ExportOptions("target", Path("b"), "eagle3:org/head").head == "org/head"
 
 
 def test_taps_that_are_no_numbers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from specrt.engines.errors import PairError, SourceError, SpecrtError, Unsupport
 from specrt.exporter.heads.config import HeadVariant
 from specrt.exporter.heads.files import LoadedHead, build_head, head_from_folder, write_head
 from tests.exporter.heads.making import NUM_LAYERS, SIZE, TAPS, Flags, head_config, random_head, save_head
+from tests.exporter.sources.local_hub import Hub, local_hub
+from tests.exports import Exports
+from tests.tools.commands import invoke
 
 VOCAB = 320
 Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
@@ -171,6 +175,30 @@ def test_other_heads_are_refused_in_one_line(case: str, target: Any, tmp_path: P
     with pytest.raises(error, match=message) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["DFlash", "MTP", "EAGLE-1", "target's size", "vocabulary", "d2t out of range"])
+def test_the_command_refuses_other_heads(case: str, target: Any, exports: Exports, tmp_path: Path) -> None:
+    """By one line and the exit code of the error: 4 for other kinds of drafts, 5 for a head of another target."""
+    change, error, message = REFUSED[case]
+    draft = f"eagle3:{changed(tmp_path / 'head', 'SpecForge', target, change)}"
+    result = invoke("export", exports.model(num_hidden_layers=8), "-o", tmp_path / "bundle", "--draft", draft)
+    assert result.exit_code == error.exit_code and error.exit_code in (4, 5)
+    (line,) = [line for line in result.stderr.splitlines() if "error" in line]
+    assert re.search(message, line) and result.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["head"]
+
+
+def test_a_head_of_a_hub_id_has_its_commit(target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_head(tmp_path / "head", "speculators", random_head(head_config(), target))
+    with local_hub(monkeypatch, tmp_path / "cache") as answers:
+        answers.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        found, expected = load(Path("org/head")), load(folder)
+    assert (found.revision, expected.revision) == (Hub.commit, None)
+    assert found.stated == expected.stated
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())
+    with pytest.raises(SourceError, match="--draft-revision main is for hub ids, this is a local path"):
+        load(folder, revision="main")
 
 
 def test_the_targets_embedding_must_fit(target: Any, tmp_path: Path) -> None:

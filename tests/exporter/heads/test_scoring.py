@@ -14,9 +14,21 @@ from specrt.exporter.heads.files import LoadedHead, head_from_folder
 from specrt.exporter.heads.fitting import Fit, fit_variant
 from specrt.exporter.heads.scoring import Text, _binomial_bound, chance_of
 from specrt.exporter.heads.texts import write_texts
-from tests.exporter.heads.making import NUM_LAYERS, SIZE, TAPS, Flags, head_config, random_head, save_head, texts
+from tests.exporter.heads.making import (
+    NUM_LAYERS,
+    SIZE,
+    TAPS,
+    CopyingTarget,
+    Flags,
+    head_config,
+    random_head,
+    save_head,
+    texts,
+    train,
+)
 
 PLAIN = HeadVariant(TAPS)
+STATED_THETA = 1_000_000.0
 WRONG: dict[str, dict[str, Any]] = {
     "official": {"norm_before_residual": True, "norm_output": True},
     "SpecForge": {"taps": (3, 5, 6), "norm_output": True},
@@ -25,10 +37,14 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
+def texts_of(target: Any, num_texts: int, length: int) -> list[Text]:
+    ids, choices, states = texts(target, num_texts, length, seed=9999)
+    return [Text(ids[i], choices[i], [state[i] for state in states]) for i in range(num_texts)]
+
+
 @pytest.fixture(scope="module")
 def written(target: Any) -> list[Text]:
-    ids, choices, states = texts(target, 20, 50, seed=9999)
-    return [Text(ids[i], choices[i], [state[i] for state in states]) for i in range(len(ids))]
+    return texts_of(target, 20, 50)
 
 
 def load(folder: Path, target: Any) -> LoadedHead:
@@ -53,6 +69,23 @@ def test_wrong_flags_of_every_layout_are_found(
     lines = found.lines()
     assert any(line.endswith("(used)") for line in lines) and any("(stated)" in line for line in lines)
     assert "above chance: at least" in lines[-1]
+
+
+@pytest.mark.parametrize("theta", [10_000.0, STATED_THETA])
+def test_the_rotation_that_angelslim_trains_with_is_found(theta: float, target: Any, tmp_path: Path) -> None:
+    """Its code has the base 10,000, whatever its config says. The control is a head trained with its config's base."""
+    copying = CopyingTarget(target)
+    head = random_head(head_config(draft_vocab_size=60, rope_theta=theta), target)
+    train(head, copying, 200)
+    folder = save_head(tmp_path / "head", "AngelSlim", head, Flags.of(PLAIN, rope_theta=STATED_THETA))
+    found = fit(folder, copying, texts_of(copying, 40, 24))
+    assert any(score.variant.rope_theta == 10_000.0 for score in found.scores), "it is a candidate"
+    is_found = theta != STATED_THETA
+    assert found.variant == HeadVariant(TAPS, rope_theta=10_000.0 if is_found else None)
+    assert [line for line in found.warnings if "rope_theta 10000.0 agrees" in line] == list(found.warnings)
+    assert len(found.warnings) == is_found
+    layer = load(folder, target).config.with_variant(found.variant).layer
+    assert layer.rope_parameters["rope_theta"] == theta
 
 
 def test_right_flags_are_kept_without_a_warning(target: Any, trained: Any, written: list[Text], tmp_path: Path) -> None:
@@ -89,8 +122,7 @@ def test_an_untrained_head_is_refused_unless_it_is_named(target: Any, written: l
 def test_norms_and_taps_of_other_heads_are_found(
     variant: HeadVariant, wrong: dict[str, Any], target: Any, trained: Any, tmp_path: Path
 ) -> None:
-    ids, choices, states = texts(target, 60, 64, seed=9999)
-    many = [Text(ids[i], choices[i], [state[i] for state in states]) for i in range(len(ids))]
+    many = texts_of(target, 60, 64)
     head = trained(variant.fc_norm, head_config(draft_vocab_size=60, variant=variant), 800)
     folder = save_head(tmp_path / "head", "speculators", head, Flags.of(variant, **wrong))
     assert fit(folder, target, many).variant == variant

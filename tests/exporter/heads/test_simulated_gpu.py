@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,24 @@ import pytest
 
 from specrt.engines.buffers import allocated_bytes, plan_slot
 from specrt.engines.contract import FEATURE_CACHE, FEATURES, HIDDEN
+from specrt.engines.errors import ResourceError
+from specrt.engines.gpu.device import DeviceArray
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.trt.build import build
 from specrt.engines.trt.engine import TrtBinding
 from specrt.engines.trt.library import load_library
 from specrt.engines.trt.network import make_logger, parse
 from specrt.engines.trt.record import record_from_bundle
+from specrt.runtime.drafting.adaptive import MODEL, AdaptiveDrafter, _Choice
 from specrt.runtime.drafting.drafters import DeferredDrafter
-from specrt.runtime.settings import Settings
+from specrt.runtime.options import options_of
+from specrt.runtime.runtime import Runtime
+from specrt.runtime.settings import Settings, settings_of
+from specrt.runtime.slots import Slot
 from specrt.tools.compare import compare as module
 from specrt.tools.compare import graphs
 from specrt.tools.compare.compare import compare
+from specrt.tools.rounds import run_rounds
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
@@ -50,26 +59,27 @@ def test_every_way_gives_the_ids_of_the_cpu(simulated: SimulatedGpu) -> None:
     assert sum(expected["greedy"][1][1:]) > 0, "some drafts are accepted"
 
 
-def test_features_go_from_target_to_head_on_the_device(
+def test_features_are_written_where_the_head_reads_them(
     simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In deferred rounds no byte of features or hidden states is uploaded or downloaded."""
-    copies: list[tuple[str, int, int]] = []
+    """A round copies no features. Those of a round that the head has not read are copied once, on the device."""
+    copies: list[tuple[str, int, int, int]] = []
     for kind in ("upload", "download", "copy"):
         original = getattr(simulated.cuda, kind)
 
         def noted(target: int, source: int, size: int, kind: str = kind, original: Any = original) -> Any:
-            copies.append((kind, target if kind == "upload" else source, size))
+            copies.append((kind, target, source, size))
             return original(target, source, size)
 
         monkeypatch.setattr(simulated.cuda, kind, noted)
     with simulated.open() as runtime:
         slot = runtime.open_slot("model")
         assert slot.draft is not None
-        areas = {}
-        for part, name in ((slot.target, FEATURES), (slot.draft, FEATURE_CACHE), (slot.draft, HIDDEN)):
-            memory: Any = part.model.binding.memory[name]
-            areas[name] = (memory.address, memory.num_bytes)
+        written, cache, hidden = (
+            memory_of(part.model.binding, name)
+            for part, name in ((slot.target, FEATURES), (slot.draft, FEATURE_CACHE), (slot.draft, HIDDEN))
+        )
+        assert written.address == cache.address and written.num_bytes == cache.num_bytes
         target, drafter = runtime.begin(slot, PROMPTS[0], Settings(30, 3, "model"))
         assert isinstance(drafter, DeferredDrafter)
         _, token = target.verify(PROMPTS[0], ())
@@ -77,17 +87,111 @@ def test_features_go_from_target_to_head_on_the_device(
         drafter.prefill(tokens[:-1])
         copies.clear()
         drafted = drafter.propose(tokens, 3)
-        accepted, _ = target.verify(tokens, drafted)
-        target.rollback(len(tokens) + accepted + 1)
-        row_bytes = 2 * 64
-        found = [
-            (kind, name, size)
-            for kind, address, size in copies
-            for name, (start, num_bytes) in areas.items()
-            if start <= address < start + num_bytes
-        ]
-        assert found == [("copy", HIDDEN, row_bytes)] * 2 + [("copy", FEATURES, 4 * row_bytes)]
+        accepted, token = target.verify(tokens, drafted)
+        tokens += [*drafted[:accepted], token]
+        target.rollback(len(tokens))
+        drafter.rollback(len(tokens))
+        row_bytes, spec = 2 * 64, slot.draft.model.spec
+        own = cache.address + (spec.max_width + spec.capacity) * row_bytes
+
+        def of_features() -> list[tuple[str, int, int, int]]:
+            places = [(memory.address, memory.address + memory.num_bytes) for memory in (cache, hidden)]
+            return [copy for copy in copies if any(a <= at < b for a, b in places for at in copy[1:3])]
+
+        assert of_features() == [("copy", own, hidden.address, row_bytes)] * 2
+        copies.clear()
+        target.verify(tokens, [5, 18])
+        at = cache.address + (spec.max_width + len(PROMPTS[0])) * row_bytes
+        assert of_features() == [("copy", at, cache.address, (accepted + 1) * row_bytes)]
         slot.close()
+
+
+def memory_of(binding: Any, name: str) -> DeviceArray:
+    memory = binding.memory[name]
+    assert isinstance(memory, DeviceArray)
+    return memory
+
+
+def rounds_of(simulated: SimulatedGpu, slot: Slot, runtime: Runtime, **way: Any) -> list[Counter[str]]:
+    """The calls in each round of a text, the sixth time that the slot generates it."""
+    options = options_of({"max_new_tokens": 30, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
+    marks: list[Counter[str]] = []
+    for _ in range(6):
+        marks.clear()
+        settings = settings_of(options, runtime.manifest)
+        run_rounds(runtime, slot, PROMPTS[0], settings, lambda *_: marks.append(simulated.cuda.counts.copy()))
+    return [after - before for before, after in itertools.pairwise(marks[1:])]
+
+
+def num_calls(seen: Counter[str]) -> int:
+    return sum(count for name, count in seen.items() if not name.endswith(" bytes"))
+
+
+CALLS = {"greedy": 3, "reproducible": 3, "seed": 3, "seed, filters": 3, "block": 3, "ngram": 3, "plain": 3}
+
+
+def test_a_round_of_a_head_is_two_launches_and_a_wait(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds without the head copy the features that it has not read. Control: many calls without graphs of rounds."""
+    with simulated.open() as runtime:
+        slot = runtime.open_slot("model")
+        for name, expected in CALLS.items():
+            rounds = rounds_of(simulated, slot, runtime, **WAYS[name])
+            assert {seen["wait"] for seen in rounds} == {1}, name
+            assert max(map(num_calls, rounds[:-1])) == expected, name
+            copied = {seen["copy"] for seen in rounds[:-1]}
+            assert copied == ({1} if name in ("ngram", "plain") else {0}), name
+        slot.close()
+        monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
+        slot = runtime.open_slot("model")
+        found = rounds_of(simulated, slot, runtime, **WAYS["greedy"])
+        assert min(map(num_calls, found[:-1])) > 25
+        slot.close()
+
+
+def test_a_round_with_a_chosen_k_also_asks_for_the_time(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+
+    def choose(self: AdaptiveDrafter, committed: Any, k: int) -> _Choice:
+        chosen.append(min(k, 1 + len(committed) % K))
+        return _Choice(MODEL, chosen[-1], 0.0)
+
+    monkeypatch.setattr(AdaptiveDrafter, "_choose", choose)
+    with simulated.open() as runtime:
+        slot = runtime.open_slot("model")
+        rounds = rounds_of(simulated, slot, runtime, draft="auto", num_speculative_tokens=None)
+        slot.close()
+    assert len(set(chosen)) > 2
+    assert {(num_calls(seen), seen["wait"], seen["elapsed"]) for seen in rounds[:-1]} == {(4, 1, 1)}
+
+
+def test_a_head_is_given_back_where_its_target_does_not_fit(
+    simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulated.open() as runtime:
+        runtime.open_slot("model").close()  # loads
+        simulated.device.wait()
+        before, allocate = dict(simulated.cuda.sizes), simulated.cuda.allocate
+        for most in range(40):
+            left = iter(range(most))
+
+            def limited(num_bytes: int, left: Any = left) -> int:
+                if next(left, None) is None:
+                    raise ResourceError("the GPU is full")
+                return allocate(num_bytes)
+
+            monkeypatch.setattr(simulated.cuda, "allocate", limited)
+            try:
+                slot = runtime.open_slot("model")
+            except ResourceError:
+                assert simulated.cuda.sizes == before, most
+            else:
+                slot.close()
+                break
+        assert most > 8, "it failed at each of them"
 
 
 def test_a_slot_with_a_head_takes_what_is_planned(simulated: SimulatedGpu) -> None:
@@ -131,7 +235,9 @@ def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
         expected = generated(runtime, PROMPTS[1], **WAYS["greedy"])
     with simulated.open() as runtime:
         runtime.warm()
+        num_captures = simulated.cuda.counts["capture"]
         assert generated(runtime, PROMPTS[1], **WAYS["greedy"])[:2] == expected[:2]
+        assert simulated.cuda.counts["capture"] == num_captures, "each number of accepted ids has its graph"
 
 
 @pytest.mark.slow

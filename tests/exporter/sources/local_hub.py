@@ -20,14 +20,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
     commit = "0" * 40
 
     def do_HEAD(self) -> None:
-        answer = self.answers.get(self.path.split("/")[-1], 404)
+        name = self.path.split("/")[-1]
+        answer = self.answers.get(name, 404)
         status = answer if isinstance(answer, int) else 200
         self.send_response(status)
         self.send_header("X-Repo-Commit", self.commit)
         if status == 404:
             self.send_header("X-Error-Code", "EntryNotFound")
         if status == 200:
-            self.send_header("ETag", '"1"')
+            self.send_header("ETag", f'"{name}"')  # the cache stores one file for each
         self.send_header("Content-Length", str(len(answer) if isinstance(answer, bytes) else 0))
         self.end_headers()
 

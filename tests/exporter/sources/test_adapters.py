@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM
 import specrt
 from specrt.engines.errors import SourceError, SpecrtError, UnsupportedModelError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
+from specrt.exporter.again import options_again
+from specrt.exporter.export import export
 from specrt.exporter.sources import merging
 from specrt.exporter.sources.adapters import AdapterChoice, find_adapted, find_adapted_config, find_adapter
 from specrt.exporter.sources.merging import load_adapted
@@ -136,6 +138,26 @@ def test_an_exported_adapter_gives_peft_s_ids_and_is_recorded(base: Path, adapte
         found = runtime.generate(ids, max_new_tokens=24, ignore_eos=True).token_ids
     assert list(found) == greedy(next_to(base, adapter))
     assert list(found) != greedy(AutoModelForCausalLM.from_pretrained(base))
+
+
+@pytest.mark.slow
+def test_a_bundle_is_exported_again_with_its_adapter_or_without(
+    base: Path, adapter: Path, both: Path, tmp_path: Path
+) -> None:
+    own = find_adapted(str(adapter)).name
+    choices = {
+        "given": (base, {"adapter": str(adapter)}),
+        "alone": (adapter, {}),
+        "ignored": (both, {"no_adapter": True}),
+    }
+    for name, (target, choice) in choices.items():
+        export_tiny({"target": target}, tmp_path / name, **choice)
+        again = options_again(tmp_path / name, tmp_path / f"{name} again")
+        export(again)
+        first, second = (manifest_from_bundle(tmp_path / folder).target for folder in (name, f"{name} again"))
+        assert (first.fingerprint, first.adapter, first.parity) == (second.fingerprint, second.adapter, second.parity)
+        assert (first.adapter is None) == again.no_adapter == (name == "ignored")
+        assert again.target == (str(both) if name == "ignored" else own)
 
 
 def test_an_adapter_alone_is_put_on_its_base(base: Path, adapter: Path, tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ in passes of one token where ``Attention`` is an operator. docs/gpu.md has the f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import pytest
 
-from specrt.engines.contract import STANDARD_DIALECT, model_contract
+from specrt.engines.contract import STANDARD_DIALECT, ModelSpec, model_contract
 from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, profiles_of
 from specrt.exporter import passes
 from specrt.tools.lab.engine_layers import EngineLayers, cache_copies, copied_bytes, engine_layers
@@ -24,12 +23,15 @@ FUSED = ("llama", "qwen3", "mistral")  # mistral has a window
 IN_SINGLE_OPERATORS = ("gemma2-head-of-12", "llama-head-of-320")  # a soft cap, and heads beyond the operator
 
 
-def built(traces: Traces, name: str, folder: Path) -> tuple[Any, EngineLayers]:
-    """(spec, layers) of a tiny model."""
-    spec = tiny_spec(tiny_model(name), "float16", STANDARD_DIALECT)
-    ir.save(traces.optimized(name, "float16", STANDARD_DIALECT), folder / "g.onnx", external_data="g.data")
+def spec_of(name: str) -> ModelSpec:
+    return tiny_spec(tiny_model(name), "float16", STANDARD_DIALECT)
+
+
+def built(graph: ir.Model, spec: ModelSpec, folder: Path) -> EngineLayers:
+    """The layers of an engine of a tiny model's graph."""
+    ir.save(graph, folder / "g.onnx", external_data="g.data")
     contract = model_contract(spec)
-    return spec, engine_layers(folder / "g.onnx", contract, profiles_of(contract, has_decode=True))
+    return engine_layers(folder / "g.onnx", contract, profiles_of(contract, has_decode=True))
 
 
 QUICK = (FUSED[0], IN_SINGLE_OPERATORS[0])
@@ -38,7 +40,8 @@ ROWS = [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_pass_copies_no_more_than_the_kv_heads_once(name: str, traces: Traces, tmp_path: Path) -> None:
-    spec, engine = built(traces, name, tmp_path)
+    spec = spec_of(name)
+    engine = built(traces.optimized(name, "float16", STANDARD_DIALECT), spec, tmp_path)
     layer = spec.kv_layers[0]
     most_bytes = layer.num_kv_heads * (spec.capacity + spec.capacity % 2) * layer.head_dim * HALF_BYTES
     for profile in (VERIFY, PREFILL, DECODE):
@@ -53,7 +56,8 @@ def test_without_the_reshape_a_copy_has_all_query_heads(
 ) -> None:
     """The reason for the pass. When a version of the builder fails this, the pass may go."""
     monkeypatch.setattr(passes, "reshape_cache_reads", lambda model: model)
-    spec, engine = built(traces, "llama", tmp_path)
+    spec = spec_of("llama")
+    engine = built(passes.optimize(traces.raw("llama", "float16", STANDARD_DIALECT), spec), spec, tmp_path)
     layer = spec.kv_layers[0]
     copies = cache_copies(engine.layers[VERIFY], spec.capacity, layer.head_dim)
     num_heads = tiny_model("llama").config.num_attention_heads

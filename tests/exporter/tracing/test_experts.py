@@ -57,7 +57,7 @@ def test_passes_of_two_rows_and_more_agree_to_the_last_bit(tmp_path: Path) -> No
 
 def test_ties_are_broken_the_same_way_in_passes_of_all_widths(tmp_path: Path) -> None:
     """A router with equal scores for all experts: which are taken is not defined, but must not depend on the rows."""
-    model = tiny_model("mixtral")
+    model = tiny_model("mixtral", num_hidden_layers=1)
     for name, parameter in model.named_parameters():
         if name.endswith("mlp.gate.weight"):
             parameter.data.zero_()
@@ -71,7 +71,7 @@ def test_ties_are_broken_the_same_way_in_passes_of_all_widths(tmp_path: Path) ->
 
 @pytest.mark.parametrize("dialect", [ONNXRUNTIME_DIALECT, pytest.param(STANDARD_DIALECT, marks=pytest.mark.slow)])
 def test_experts_that_no_operator_expresses_are_computed_densely(dialect: str, tmp_path: Path) -> None:
-    mixture = Mixture("qwen3_moe", dialect, hidden_act="gelu")
+    mixture = Mixture("qwen3_moe", dialect, hidden_act="gelu", num_hidden_layers=1, mlp_only_layers=[])
     assert not any(node.op_type == "MoE" for node in mixture.graph.graph)
     assert mixture.error(mixture.graph, tmp_path) <= TOLERANCE
     assert experts_of(mixture.graph) is None
@@ -80,7 +80,7 @@ def test_experts_that_no_operator_expresses_are_computed_densely(dialect: str, t
 
 def test_in_fp16(tmp_path: Path) -> None:
     """ONNX Runtime's CPU kernel is for fp32, and it widens what the node reads."""
-    model = tiny_model("mixtral")
+    model = tiny_model("mixtral", num_hidden_layers=1)
     with torch.no_grad():
         expected = model(input_ids=torch.from_numpy(IDS)[None], use_cache=False).logits[0].numpy()
     cast_weights(model, torch.float16)

@@ -88,9 +88,10 @@ def test_drafts_that_share_kv_or_layers_give_transformers_ids(
     assert result.stats.drafted > 0 and (draft != "self:int4" or result.stats.accepted > 0)
 
 
-@pytest.mark.parametrize("size", [12, pytest.param(264, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [12, 264])
 def test_tensorrt_builds_other_head_sizes(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fused attention would build neither 12 nor 264."""
+    """Its fused attention would build neither 12 nor 264. By default test_cache_copies.py builds heads of 12."""
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
     model = save_tiny_model(tmp_path / "model", head_dim=size, num_hidden_layers=1)
     options = ExportOptions(str(model), tmp_path / "b", "ngram", 3, 96, 32, backend="tensorrt-rtx")

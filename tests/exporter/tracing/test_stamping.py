@@ -164,8 +164,8 @@ def two_windows() -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(two_windows, id="gemma3"),
-        pytest.param(lambda: odd_second_layer(wider, 3), id="odd layer", marks=pytest.mark.slow),
+        pytest.param(two_windows, id="gemma3", marks=pytest.mark.slow),
+        pytest.param(lambda: odd_second_layer(wider, 3), id="odd layer"),
     ],
 )
 def test_stamped_is_traced_whole(make: Callable[[], Any], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,23 @@ class Traces:
     def raw(self, name: str, dtype: str = "float32", dialect: str = ONNXRUNTIME_DIALECT) -> ir.Model:
         """The graph before any pass; the caller may change it."""
 
-        def save(folder: Path) -> None:
-            folder.mkdir()
+        def make() -> ir.Model:
             model = tiny_model(name) if dtype == "float32" else rounded_model(name, getattr(torch, dtype))
-            ir.save(
-                trace(model, tiny_spec(model, dtype, dialect)),
-                folder / "model.onnx",
-                external_data="data",
-                size_threshold_bytes=4096,
-            )
+            return trace(model, tiny_spec(model, dtype, dialect))
 
-        return ir.load(made_once(self._folder / digest(name, dtype, dialect), save) / "model.onnx")
+        return self._loaded(digest(name, dtype, dialect), make)
 
     def optimized(self, name: str, dtype: str = "float32", dialect: str = ONNXRUNTIME_DIALECT) -> ir.Model:
-        """The graph after all passes."""
-        return optimize(self.raw(name, dtype, dialect), tiny_spec(tiny_model(name), dtype, dialect))
+        """The graph after all passes; the caller may change it."""
+
+        def make() -> ir.Model:
+            return optimize(self.raw(name, dtype, dialect), tiny_spec(tiny_model(name), dtype, dialect))
+
+        return self._loaded(digest(name, dtype, dialect, "optimized"), make)
+
+    def _loaded(self, key: str, make: Callable[[], ir.Model]) -> ir.Model:
+        def save(folder: Path) -> None:
+            folder.mkdir()
+            ir.save(make(), folder / "model.onnx", external_data="data", size_threshold_bytes=4096)
+
+        return ir.load(made_once(self._folder / key, save) / "model.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,22 +79,28 @@ def test_a_copy_of_some_layers_learns(target: TrainingTarget, store: Store, tmp_
 
 
 def test_a_stopped_run_ends_like_one_that_was_not(target: TrainingTarget, store: Store, tmp_path: Path) -> None:
+    """Ctrl-C in the eighth step, and then a kill in the eleventh: the one costs that step, the other all since it."""
     whole = trainer(target, store, 12, tmp_path / "whole")
     whole.run()
-    stopped = trainer(target, store, 12, tmp_path / "stopped")
 
-    def stop_at_the_seventh() -> None:
-        if stopped.state.step == 7:
-            stopped.save()
-            raise KeyboardInterrupt
-        step()
+    def stop(trainer: Trainer, step: int, how: type[BaseException]) -> None:
+        loss = trainer._learner.loss
 
-    step = stopped._step
-    stopped._step = stop_at_the_seventh  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run()
+        def stopped(*arguments: Any) -> torch.Tensor | None:
+            if trainer.state.step == step:
+                raise how
+            return loss(*arguments)
+
+        trainer._learner.loss = stopped  # type: ignore[method-assign]
+        with pytest.raises(how):
+            trainer.run()
+
+    stop(trainer(target, store, 12, tmp_path / "stopped"), 7, KeyboardInterrupt)
     again = trainer(target, store, 12, tmp_path / "stopped")
     assert again.state.step == 7
+    stop(again, 10, MemoryError)  # nothing is saved
+    again = trainer(target, store, 12, tmp_path / "stopped")
+    assert again.state.step == 8, "the last evaluation"
     again.run()
     expected, found = (t._learner.module.state_dict() for t in (whole, again))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -142,6 +149,19 @@ def test_chain_rows_stay_in_their_conversation(store: Store) -> None:
         rows = batch.chain_rows(offset)
         assert len(rows) and bool((document[rows] == document[rows + offset]).all())
         assert bool(scored[rows + offset].all()) and bool((document[rows] >= 0).all())
+
+
+def test_prompts_of_the_target_train_and_answers_alone_are_held_out(store: Store) -> None:
+    packing = Packing.of(store, 256)
+    batches = Batches(store, packing, 0, torch.device("cpu"))
+    trained = [batches.batch(0, index) for index in range(batches.num_per_epoch)]
+    held_out = list(batches.held_out(10**6))
+    for parts, is_held_out in ((trained, False), (held_out, True)):
+        entries = list(store.chosen(is_held_out))
+        first = [entry.first_scored if is_held_out else entry.first_written for entry in entries]
+        expected = sum(entry.num_tokens - start + 1 for entry, start in zip(entries, first, strict=True))
+        assert sum(int(part.is_scored.sum()) for part in parts if part is not None) == expected
+    assert any(entry.first_written < entry.first_scored for entry in store.chosen(False))
 
 
 def test_the_rate_warms_up_and_falls() -> None:

@@ -31,7 +31,7 @@ def test_lanes_store_what_a_whole_pass_computes(target: TrainingTarget, store: S
         rows = store.rows(entry)
         with torch.no_grad(), target.tapped() as found:
             logits = target.model(input_ids=torch.from_numpy(rows.ids.astype(np.int64))[None]).logits[0]
-        scored = slice(rows.first_scored - 1, None)
+        scored = slice(rows.first_written - 1, None)
         np.testing.assert_allclose(rows.taps, found.taps[0], rtol=2e-2, atol=2e-2)
         np.testing.assert_allclose(rows.last, found.last[0], rtol=2e-2, atol=2e-2)
         np.testing.assert_allclose(rows.normalizer[scored], logits.logsumexp(-1)[scored], rtol=1e-4, atol=1e-4)
@@ -55,6 +55,7 @@ def test_conversations_have_the_parts_of_the_chat_template(target: TrainingTarge
         closing = rows.ids[rows.first_scored - len(outline.closing) : rows.first_scored]
         assert tuple(rows.ids[: len(outline.opening)]) == outline.opening
         assert tuple(closing) == outline.closing
+        assert rows.first_written == len(outline.opening) < rows.first_scored - len(outline.closing) + 1
         assert not set(target.eos_ids) & set(rows.ids[rows.first_scored :].tolist())
 
 
@@ -67,6 +68,13 @@ def test_the_held_out_part_is_one_conversation_in_twenty(store: Store) -> None:
 def test_the_disk_figure_is_that_of_the_files(store: Store) -> None:
     rows = store.num_bytes - (store.folder / INDEX).stat().st_size
     assert rows == store.num_tokens * row_bytes(store.hidden_size)
+
+
+def test_tokens_that_are_asked_for_are_written(target: TrainingTarget, tmp_path: Path) -> None:
+    """Those of conversations that the end cuts off count: no more is written, and no more disk used, than said."""
+    store = write_tiny_text(tmp_path, target, small_text(400, num_lanes=24))
+    assert 400 <= store.num_tokens < 400 + 3 * 24, "a token of a lane, and one that gives a conversation its answer"
+    assert len(store.entries) >= 12
 
 
 def test_a_killed_process_loses_only_unfinished_conversations(target: TrainingTarget, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specrt.engines.contract import LOGITS, ModelSpec
+from specrt.engines.contract import FEATURE_CACHE, LOGITS, ModelSpec
 from specrt.engines.fake import FakeEngine, FakeHead, FakeSampler, Pairs, fake_spec, feature_of, hidden_of
 from specrt.runtime.drafting.drafters import ModelDrafter
 from specrt.runtime.drafting.head import HeadModel
@@ -20,7 +21,7 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
-from tests.runtime.support.fakes import hashed
+from tests.runtime.support.tables import hashed
 
 VOCAB_SIZE, K = 64, 4
 SPEC = replace(fake_spec(VOCAB_SIZE, 96, K, max_width=8), feature_size=1)
@@ -46,9 +47,11 @@ class Slot:
 
     def __init__(self, min_width: int = 1) -> None:
         self._min_width = min_width
-        self.target = self._slot(KVCachedModel(FakeEngine(SPEC, hashed(1, VOCAB_SIZE)), SPEC), SPEC)
         spec = replace(SPEC, reads_features=True)
-        self.head = HeadModel(FakeHead(spec, next_of), spec, self.target.model)
+        self.head = HeadModel(FakeHead(spec, next_of), spec)
+        engine = FakeEngine(SPEC, hashed(1, VOCAB_SIZE))
+        self.target = self._slot(KVCachedModel(engine, SPEC, feature_memory=self.head.feature_memory), SPEC)
+        self.target.model.feature_reader = self.head
         self.draft = self._slot(self.head, replace(spec, max_rows=1))
         self.tokens: list[int] = []
 
@@ -70,8 +73,12 @@ class Slot:
             self.drafter.prefill(self.tokens[:-1])
 
     def round(self, k: int, num_accepted: int, drafts: bool) -> None:
-        """A round in which ``num_accepted`` of ``k`` ids are accepted: the head's, or others."""
+        """A round in which ``num_accepted`` of ``k`` ids are accepted: the head's, or others.
+
+        Rows of features that are said to be stale hold none.
+        """
         num_accepted = min(num_accepted, k)
+        self.head.binding.host[FEATURE_CACHE][self.head.stale_rows()] = np.nan
         if drafts and self.drafter is not None:
             assert self.drafter.propose(self.tokens, k) == expected_draft(self.tokens, k)
         own = self.continuation(num_accepted)
@@ -122,6 +129,39 @@ def test_a_reused_prefix_is_fed_once_but_for_its_last_pair() -> None:
     slot.begin([*range(1, 21), 40, 41, 50], has_draft=True)
     assert engine.widths == [1], "the pair of the new token 50, in place of 42"
     slot.round(K, 0, drafts=True)
+
+
+def test_features_that_were_given_up_are_written_again() -> None:
+    """The head read feature 21 long ago, and another token follows it: the target is fed the one before that again."""
+    slot = Slot()
+    slot.begin(list(range(1, 21)), has_draft=True)
+    for _ in range(3):
+        slot.round(K, 2, drafts=True)
+    reused = slot.tokens[:22]
+    slot.target.begin([*reused, 63, 62], 1)
+    assert (slot.target.model.kv_len, slot.head.kv_len) == (21, 21), "pair 20, of token 21, is kept"
+    slot.begin([*reused, 63, 62], has_draft=True)
+    slot.round(K, 0, drafts=True)
+
+
+def test_features_are_copied_only_where_the_head_has_not_read_them() -> None:
+    slot, copied = Slot(), list[tuple[int, int]]()
+    slot.begin(list(range(1, 21)), has_draft=True)
+    take = slot.head.binding.take
+
+    def noted(name: str, start: int, source: Any) -> None:
+        copied.append((start, len(source)))
+        take(name, start, source)
+
+    slot.head.binding.take = noted  # type: ignore[attr-defined]
+    own = SPEC.max_width + SPEC.capacity
+    for _ in range(3):
+        slot.round(K, 2, drafts=True)
+        assert copied == [(own, 1)] * (K - 1), "its own states, to the same row in each round"
+        copied.clear()
+    position = len(slot.tokens) - 4  # the last token's position is not fed, and the round before gave three features
+    slot.round(K, 1, drafts=False)
+    assert copied == [(SPEC.max_width + position, 3)]
 
 
 def test_ids_without_draws_between_them_take_a_pass_each() -> None:

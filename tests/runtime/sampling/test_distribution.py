@@ -21,8 +21,9 @@ from specrt.runtime.round import generate_rounds
 from specrt.runtime.sampling.draft_sampler import DraftSampler
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
-from tests.runtime.support.fakes import Draft, Logits, Pair, hashed_logits, limits_of, noisy, pair_of
+from tests.runtime.support.fakes import Draft, Pair, limits_of, pair_of
 from tests.runtime.support.plain import distribution, penalized
+from tests.runtime.support.tables import Logits, hashed_logits, noisy
 
 SETTINGS = Settings(temperature=1.5, draft="model", rule="block", num_speculative_tokens=3, max_new_tokens=12)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25}

@@ -18,8 +18,9 @@ from specrt.runtime.settings import Settings
 from specrt.runtime.target import Target
 from tests.runtime.sampling.grammars import grammars_of, regex
 from tests.runtime.sampling.test_distribution import NORMAL_QUANTILE, Tokens, excess
-from tests.runtime.support.fakes import Pair, hashed_logits, noisy, pair_of
+from tests.runtime.support.fakes import Pair, pair_of
 from tests.runtime.support.plain import distribution
+from tests.runtime.support.tables import hashed_logits, noisy
 
 TOKENS = [b"a", b"b", b"ab", b"<end>"]
 EOS, PROMPT, NUM_RUNS = 3, [1, 2], 2000

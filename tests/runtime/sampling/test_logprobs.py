@@ -13,7 +13,7 @@ from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.sampling.logprobs import TokenLogprobs
 from tests.runtime.support.bundles import PROMPT, VOCAB_SIZE, Backend, Open
-from tests.runtime.support.fakes import hashed_logits, noisy
+from tests.runtime.support.tables import hashed_logits, noisy
 
 K = 8
 TABLE = hashed_logits(1, VOCAB_SIZE)

@@ -21,8 +21,9 @@ from specrt.runtime.runtime import Runtime
 from specrt.runtime.sampling.penalties import Penalties
 from specrt.runtime.settings import Settings
 from tests.runtime.support.bundles import Backend, Open
-from tests.runtime.support.fakes import ALL_K, PROMPT, Script, engine_of, hashed_logits, noisy, pair_of, slot_of
+from tests.runtime.support.fakes import ALL_K, PROMPT, Script, engine_of, pair_of, slot_of
 from tests.runtime.support.plain import decode, penalized
+from tests.runtime.support.tables import hashed_logits, noisy
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

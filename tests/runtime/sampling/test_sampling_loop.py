@@ -18,20 +18,9 @@ from hypothesis import strategies as st
 
 from specrt.engines.fake import fake_spec
 from specrt.runtime.settings import Settings
-from tests.runtime.support.fakes import (
-    ALL_K,
-    POISON,
-    PROMPT,
-    Engine,
-    Pair,
-    Script,
-    cache_of,
-    figures,
-    hashed_logits,
-    noisy,
-    pair_of,
-)
+from tests.runtime.support.fakes import ALL_K, POISON, PROMPT, Engine, Pair, Script, cache_of, figures, pair_of
 from tests.runtime.support.plain import NearEdge, decode
+from tests.runtime.support.tables import hashed_logits, noisy
 
 VOCAB_SIZE = 32
 TABLE = hashed_logits(1, VOCAB_SIZE)

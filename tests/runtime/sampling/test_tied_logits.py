@@ -12,7 +12,8 @@ from specrt.engines.contract import ModelSpec
 from specrt.engines.fake import FakeSampler
 from specrt.engines.interface import Array
 from specrt.runtime.settings import Settings
-from tests.runtime.support.fakes import LoadSampler, hashed_logits, pair_of
+from tests.runtime.support.fakes import LoadSampler, pair_of
+from tests.runtime.support.tables import hashed_logits
 
 VOCAB_SIZE, NUM_TOKENS = 48, 60
 

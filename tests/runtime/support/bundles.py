@@ -29,7 +29,8 @@ from specrt.engines.samplers import SAMPLER_NAMES, sampler_contract
 from specrt.engines.storage.integrity import sha256_of
 from specrt.runtime.result import Result
 from specrt.runtime.runtime import Runtime
-from tests.runtime.support.fakes import Engine, hashed, hashed_logits, noisy
+from tests.runtime.support.fakes import Engine
+from tests.runtime.support.tables import hashed, hashed_logits, noisy
 
 VOCAB_SIZE, K, CONTEXT, DRAFT_CONTEXT = 64, 4, 48, 40
 PROMPT = [3, 1, 4, 1, 5]

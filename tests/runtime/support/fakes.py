@@ -1,20 +1,11 @@
-"""Models and samplers on the fake engine for the loop's tests: tables, spies and scripted drafts.
-
-A table maps a prefix to the next token, or to logits, by a hash of the prefix: a wrong position, a lost row or a bad
-rollback shows in the output.
-"""
+"""Models and samplers on the fake engine for the loop's tests: spies and scripted drafts."""
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from specrt.engines.contract import INPUT_IDS, ModelSpec, past_name
 from specrt.engines.fake import FakeEngine, FakeSampler, NextToken, fake_spec
@@ -29,57 +20,11 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
+from tests.runtime.support.tables import VOCAB_SIZE
 
-VOCAB_SIZE = 4096  # so large that the tokens of a short continuation differ
 POISON = 1_000_003.0
 PROMPT = [11, 7, 5, 3, 2]
 ALL_K = range(1, 9)
-
-# --- tables --------------------------------------------------------------------------------------------------------
-
-
-def hashed(seed: int, vocab_size: int = VOCAB_SIZE, memory: int = 0) -> Callable[[Sequence[int]], int]:
-    """A token that depends on the last ``memory`` tokens, or on all of them when that is 0."""
-
-    def next_token(prefix: Sequence[int]) -> int:
-        data = array("q", prefix[-memory:]).tobytes()
-        return (
-            int.from_bytes(hashlib.blake2b(data, digest_size=4, key=seed.to_bytes(4, "big")).digest(), "big")
-            % vocab_size
-        )
-
-    return next_token
-
-
-Logits = Callable[[Sequence[int]], Array]
-
-
-def hashed_logits(seed: int, vocab_size: int, memory: int = 0) -> Logits:
-    """Logits [V] f32 (the first again beyond 64 ids), multiples of 1/32 in -4 .. 4 (so that ties occur)."""
-
-    @lru_cache(maxsize=100_000)
-    def row(context: tuple[int, ...]) -> Array:
-        data = array("q", context).tobytes()
-        digest = hashlib.blake2b(data, digest_size=min(vocab_size, 64), key=seed.to_bytes(4, "big")).digest()
-        logits = np.resize(np.frombuffer(digest, np.uint8), vocab_size).astype(np.float32) / 32 - 4
-        logits.flags.writeable = False
-        return logits
-
-    return lambda prefix: row(tuple(prefix[-memory:]))
-
-
-def noisy(table: Logits, seed: int, vocab_size: int, amount: float = 0.25) -> Logits:
-    """``table`` and some noise, of another number of ids where ``vocab_size`` is not the table's."""
-    noise = hashed_logits(seed, vocab_size)
-
-    def logits(prefix: Sequence[int]) -> Array:
-        changed = np.float32(amount) * noise(prefix)
-        own = table(prefix)[:vocab_size]
-        changed[: len(own)] += own
-        return changed
-
-    return logits
-
 
 # --- models --------------------------------------------------------------------------------------------------------
 

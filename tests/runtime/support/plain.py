@@ -13,7 +13,7 @@ from specrt.engines.interface import Array
 from specrt.engines.samplers import WITHIN
 from specrt.runtime.sampling.uniforms import Uniforms
 from specrt.runtime.settings import Settings
-from tests.runtime.support.fakes import Logits
+from tests.runtime.support.tables import Logits
 
 ROUNDING = 1e-6  # closer to an edge than this, fp32 may decide otherwise
 

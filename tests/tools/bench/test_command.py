@@ -30,7 +30,9 @@ def test_the_methods_of_the_command(tiny_bundle: Path) -> None:
 
 
 def test_the_command(bench_file: Path) -> None:
-    assert [row["equal_prompts"] for row in json.loads(bench_file.read_text())["scores"]] == [3, 3, 3, 3]
+    bench = json.loads(bench_file.read_text())
+    assert [row["equal_prompts"] for row in bench["scores"]] == [3, 3, 3, 3]
+    assert bench["sources"] == {"target": "model"}, "no folder of this machine"
 
 
 def test_the_table_of_the_docs_comes_out_of_a_bench(bench_file: Path, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.tools.compare import compare as module
 from specrt.tools.compare import graphs
 from specrt.tools.compare.compare import compare
-from specrt.tools.compare.graphs import graphs_of, passes_of
+from specrt.tools.compare.graphs import Feed, Graph, graphs_of, passes_of
 from tests.conftest import has_nvidia_gpu
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.trt.simulated_trt import IExecutionContext
+from tests.exporter.heads.pairs import head_bundle
+from tests.exports import Exports
 from tests.tools.commands import invoke
 
 without_gpu = pytest.mark.skipif(has_nvidia_gpu(), reason="a GPU is there")
@@ -56,6 +61,30 @@ def test_a_reference_that_differs_is_an_error(tiny_tensorrt_bundle: Path, monkey
     assert result.exit_code == 1
     assert "outputs differ: samplers/match.onnx: tokens" in result.stderr
     assert "FAILED" in result.stdout
+
+
+@without_gpu
+def test_logits_of_a_head_give_no_warning(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its -1e30 for ids that it does not draft. As the control, one of them that is finite elsewhere differs."""
+    bundle = head_bundle(exports)
+    monkeypatch.setattr(graphs, "SAMPLER_NAMES", ("match",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compare(bundle)
+    head = manifest_from_bundle(bundle).draft.model
+    assert head is not None and found.failed == []
+    assert head.graph in {result.graph for result in found.results}
+
+    def with_other_bans(*_: Any, **__: Any) -> Iterator[Graph]:
+        for graph in graphs_of(bundle, manifest_from_bundle(bundle), has_reference=True):
+
+            def reference(feed: Feed, graph: Graph = graph) -> Feed:
+                return {name: np.maximum(values, -9e29) for name, values in graph.reference(feed).items()}
+
+            yield replace(graph, reference=reference)
+
+    monkeypatch.setattr(module, "graphs_of", with_other_bans)
+    assert compare(bundle).failed == [f"{head.graph}: logits"]
 
 
 @without_gpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from specrt.engines.errors import ParityError, UsageError
+from specrt.engines.errors import ParityError, ResourceError, UsageError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.progress import Silent
 from specrt.exporter.heads.files import head_from_folder
@@ -20,8 +20,9 @@ from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
 from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
-from specrt.tools.distill.distill import _train, recipes, source_of
+from specrt.tools.distill.distill import _claimed, _train, distill, recipes
 from specrt.tools.distill.options import DistillOptions
+from specrt.tools.distill.source import source_of
 from specrt.tools.distill.verdict import verdict_of
 from tests.exporter.training.tiny_training import SIZES, TAPS, learnable_model, small_text
 from tests.exports import Exports
@@ -84,8 +85,9 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
 ) -> None:
     """What is stored is what one pass of the graph over the whole text gives, and greedy text is the runtime's."""
     given = exports.bundle(learnable, quantize="int8")
-    target = load_target(str(learnable), taps=TAPS)
-    export_with_features(target, None, given, tmp_path / "text")
+    source = source_of(str(given))
+    target = load_target(source.options(tmp_path), TAPS)
+    export_with_features(target, source, tmp_path / "text")
     recipe = small_text(300)
     store = Store(tmp_path / "store", target.hidden_size)
     outlines = own_prompts(target.tokenizer, target.eos_ids, recipe)
@@ -110,10 +112,20 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
 
 @pytest.mark.slow
 def test_a_bundle_whose_source_changed_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    """The reason is the source where its fingerprint differs, and the exporter where it does not."""
     given = exports.bundle(learnable, quantize="int8")
     other = exports.bundle(exports.model(tiny_llama_config(**SIZES, num_hidden_layers=7)))
-    with pytest.raises(ParityError, match=r"its logits differ by .* the source or the exporter changed since"):
-        compare_logits(given, manifest_from_bundle(given), other)
+    with pytest.raises(ParityError, match=r"its logits differ by .* since the source changed; export the bundle again"):
+        compare_logits(given, other)
+    with pytest.raises(ParityError, match=r"its logits differ by .* since the exporter changed"):
+        compare_logits(given, exports.bundle(learnable, quantize="int4"))
+
+
+def test_a_bundle_of_tensorrt_is_refused(tiny_tensorrt_bundle: Path, tmp_path: Path) -> None:
+    arguments = ["distill", str(tiny_tensorrt_bundle), "-o", str(tmp_path / "head"), "--tokens", "100"]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 2 and "expected one for onnxruntime, which writes the text; give " in found.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -137,16 +149,24 @@ def test_verdicts() -> None:
 def test_the_time_is_divided_and_said_once(tmp_path: Path) -> None:
     options = DistillOptions("x", tmp_path / "head", minutes=30.0)
     text, train = recipes(options)
-    assert text.minutes == pytest.approx(10) and train.minutes == pytest.approx(20)
+    assert text.minutes == pytest.approx(12.6) and train.minutes == pytest.approx(17.4)
     text, train = recipes(replace(options, minutes=None, tokens=10_240))
-    assert (text.num_tokens, train.num_steps) == (10_240, 20)
+    assert (text.num_tokens, text.num_lanes, train.num_steps) == (10_240, 10, 20)
     with pytest.raises(UsageError, match=r"got --tokens 5 too; give one of them"):
         replace(options, tokens=5)
 
 
+def test_one_process_works_in_a_folder(tmp_path: Path) -> None:
+    options = DistillOptions("nothing that exists", tmp_path / "head", tokens=100)
+    with _claimed(options), pytest.raises(ResourceError, match=r"head.training: another process trains in it"):
+        distill(options)
+    with _claimed(options) as folder:  # free again
+        assert folder == options.work_folder
+
+
 def test_torch_does_not_write_for_a_quantized_bundle(exports: Exports, learnable: Path, tmp_path: Path) -> None:
     bundle = exports.bundle(learnable, quantize="int8")
-    assert source_of(str(bundle)).is_quantized
+    assert source_of(str(bundle)).quantization == "int8"
     arguments = ["distill", str(bundle), "-o", str(tmp_path / "head"), "--tokens", "100", "--writer", "torch"]
     found = CliRunner().invoke(main, [*arguments, "--threads", "1"])
     assert found.exit_code == 2 and "--writer torch: the target is quantized" in found.stderr

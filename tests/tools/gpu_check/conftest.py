@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specrt.engines.trt.library import LIBRARIES
-from specrt.tools.gpu_check.experiments import places, rtx, speed
+from specrt.tools.gpu_check.experiments import attention, places, rtx, speed
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 
 
@@ -17,7 +17,7 @@ def simulated(
     tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> SimulatedGpu:
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    for module in (places, speed):
+    for module in (attention, places, speed):
         monkeypatch.setattr(module, "LIBRARIES", {request.param: LIBRARIES[request.param]})
     bundle = Path(shutil.copytree(tiny_tensorrt_bundle, tmp_path / "bundle"))
     made = SimulatedGpu(bundle, request.param, monkeypatch)

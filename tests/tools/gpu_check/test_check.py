@@ -75,6 +75,13 @@ def test_the_time_of_all_is_limited(tiny_tensorrt_bundle: Path, monkeypatch: pyt
     assert len(EXPERIMENTS) == 10
 
 
+def test_a_driver_that_hangs_is_a_reason(tiny_tensorrt_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "FIND_S", 0.01)
+    monkeypatch.chdir(ROOT)
+    (outcome,) = gpu_check(tiny_tensorrt_bundle, ALL[:1]).outcomes
+    assert (outcome.verdict, outcome.reason) == ("skipped", "the driver did not answer in 0 s")
+
+
 def test_without_a_gpu_everything_is_skipped_and_written(tiny_tensorrt_bundle: Path, tmp_path: Path) -> None:
     if has_nvidia_gpu():
         pytest.skip("a GPU is there")
@@ -142,6 +149,6 @@ def test_a_kit_is_an_archive_whose_weights_come_from_a_seed(tiny_tensorrt_bundle
     assert kit.layers is not None and kit.standard is not None
     fill(kit.layers)
     check_files(kit.layers, manifest_from_bundle(kit.layers), always_hash=True)
-    assert kit == Kit(kit.standard, None, {}, kit.layers)
+    assert kit == Kit(kit.standard, layers=kit.layers)
     with pytest.raises(UsageError, match="not found"):
         unpacked(tmp_path / "other", tmp_path / "work")

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import warnings
 from ctypes import c_uint8
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from specrt.engines.contract import LOGITS
+from specrt.engines.contract import LOGITS, Contract
+from specrt.engines.errors import BackendError
 from specrt.engines.gpu import device, graphs
 from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
 from specrt.engines.trt.engine import TrtBackend
+from specrt.engines.trt.profiles import profiles_of
+from specrt.engines.trt.record import EngineEntry
 from specrt.tools.gpu_check.experiment import FAILED, PASSED, SKIPPED, Notes, perform
-from specrt.tools.gpu_check.experiments import texts
+from specrt.tools.gpu_check.experiments import argmax, speed, texts
 from specrt.tools.gpu_check.experiments.driver import check_driver
 from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
 from specrt.tools.gpu_check.experiments.rtx import check_rtx
 from specrt.tools.gpu_check.experiments.samplers import check_samplers
-from specrt.tools.gpu_check.experiments.speed import check_attention, check_layers, check_round_graph
+from specrt.tools.gpu_check.experiments.speed import check_layers, check_round_graph
 from specrt.tools.gpu_check.experiments.texts import check_memory, check_onnxruntime
 from specrt.tools.gpu_check.kit import Kit
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.ort.simulated_ort import SimulatedOrt
-from tests.engines.trt.simulated_trt import IExecutionContext
+from tests.engines.trt.simulated_trt import IExecutionContext, IRuntimeCache
 from tests.exports import Exports
 
 
@@ -36,6 +42,15 @@ def view(address: int, shape: tuple[int, ...], dtype: str) -> Any:
     """The simulated GPU's memory at ``address`` as an array."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.ctypeslib.as_array((c_uint8 * size).from_address(address)).view(dtype).reshape(shape)
+
+
+def build_alone(simulated: SimulatedGpu, backend: str, bundle: Path, graph: str, contract: Contract) -> EngineEntry:
+    """As ``specrt.engines.trt.build.build_alone``: an engine that names its graph."""
+    simulated.contracts[str(bundle / graph)] = contract
+    profiles = profiles_of(contract)
+    content = json.dumps({"graph": str(bundle / graph), "profiles": profiles})
+    (bundle / "engines" / backend / "argmax.engine").write_text(content)
+    return EngineEntry("argmax.engine", {graph: ""}, "float32", profiles, len(content), "", 0.0)
 
 
 def performed(check: Any, kit: Kit) -> tuple[str, str, dict[str, Any]]:
@@ -49,6 +64,19 @@ def test_the_driver_does_what_the_runtime_assumes(simulated: SimulatedGpu) -> No
     assert figures["gpu"] == {"name": "simulated GPU", "compute capability": "8.9"}
     assert figures["ms of 50 copies of 128 KB"] > 0
     assert simulated.cuda.sizes == {}, "all memory is given back"
+
+
+def test_an_event_that_is_not_ready_must_be_no_error(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    elapsed = SimulatedCuda.elapsed_ms
+
+    def raises(self: SimulatedCuda, first: Any, last: Any) -> float | None:
+        if (found := elapsed(self, first, last)) is None:
+            raise BackendError("cudaErrorNotReady")
+        return found
+
+    monkeypatch.setattr(SimulatedCuda, "elapsed_ms", raises)
+    verdict, reason, _ = performed(check_driver, Kit())
+    assert (verdict, reason) == (FAILED, "cudaErrorNotReady")
 
 
 def test_a_driver_that_runs_what_is_captured_is_found(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +114,29 @@ def test_rtx_loads_an_engine_or_gives_its_words(simulated: SimulatedGpu) -> None
     (simulated.bundle / "engines" / simulated.backend / "target.engine").write_bytes(b"of another machine")
     verdict, reason, figures = performed(check_rtx, kit)
     assert (verdict, figures["its words"]) == (FAILED, ["the engine is corrupt"])
+    shutil.rmtree(simulated.bundle / "engines")
+    verdict, reason, _ = performed(check_rtx, kit)
+    assert (verdict, "has no engines for TensorRT-RTX" in reason) == (SKIPPED, True)
+
+
+def test_the_graph_of_one_argmax() -> None:
+    session = ort.InferenceSession(argmax.ARGMAX, providers=["CPUExecutionProvider"])
+    logits = argmax._ties()
+    (found,) = session.run(["ids"], {"logits": logits})
+    assert found.tolist() == logits.argmax(axis=-1).tolist()
+    assert [found[row] for row in (4, 5, 6, 7)] == [0, 7, 2047, 0]
 
 
 def test_samplers_are_those_of_numpy(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(standard=simulated.bundle)
     verdict, reason, figures = performed(check_samplers, kit)
     assert (verdict, reason) == (PASSED, ""), reason
+    assert isinstance(figures[simulated.backend]["ArgMax of the library"], str), "the simulation builds no engines"
+    monkeypatch.setattr(argmax, "build_alone", functools.partial(build_alone, simulated))
+    verdict, reason, figures = performed(check_samplers, kit)
+    assert (verdict, reason) == (PASSED, ""), reason
+    found = figures[simulated.backend]["ArgMax of the library"]
+    assert found["rows with ties"] == 7 > found["of which name the first"], "ties are broken at random"
     differences = figures[simulated.backend]["largest difference"]
     assert differences["match: tokens"] == 0
     assert 0 < differences["softmax: probs"] < 2e-6
@@ -170,19 +215,22 @@ def test_a_cache_that_is_not_in_place_is_found(simulated: SimulatedGpu, monkeypa
     assert "layer 1: 49 slots of its value cache are written, expected the first 48" in reason
 
 
-def test_times_of_attention_and_layers(simulated: SimulatedGpu) -> None:
-    """The tiny bundle stands for both: what is measured is the same."""
-    bundle = simulated.bundle
-    verdict, reason, figures = performed(check_attention, Kit(attention={"operator-96": bundle}))
+def test_times_of_layers(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny bundle stands for them: what is measured is the same."""
+    monkeypatch.setattr(speed, "START", 8)
+    kit = Kit(layers=simulated.bundle)
+    verdict, reason, figures = performed(check_layers, kit)
     assert (verdict, reason) == (PASSED, ""), reason
-    times = figures[f"operator-96 with {simulated.backend}"]["ms by width"]
-    assert list(times) == ["after 16 tokens", "after 92 tokens"]
-    assert all(ms > 0 for by_width in times.values() for ms in by_width.values())
-    verdict, reason, figures = performed(check_layers, Kit(layers=bundle))
-    assert (verdict, reason) == (PASSED, ""), reason
-    layers = figures[f"layers with {simulated.backend}"]
-    assert list(layers["ms by width"]) == [1, 2, 3, 4]
-    assert layers["host us a pass"] > 0 and layers["GB/s at width 1"] > 0
+    layers = figures[simulated.backend]
+    for name in ("CUDA graphs", "no CUDA graphs"):
+        assert list(layers[name]["ms by width"]) == list(layers[name]["v(M)"]) == [1, 2, 3, 4]
+        assert layers[name]["host us a pass"] > 0 and layers[name]["GB/s at width 1"] > 0
+        assert "launch gap us" in layers[name]
+    assert layers["ms by kernel at width 1"] == {"attention": 0.25, "head": 0.25}
+    assert simulated.cuda.graphs
+    monkeypatch.setattr(SimulatedCuda, "elapsed_ms", lambda *_: None)
+    verdict, reason, _ = performed(check_layers, kit)
+    assert (verdict, reason) == (FAILED, "events: None ms between the marks around 10 passes")
 
 
 def test_a_round_as_one_graph(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +257,13 @@ def test_memory_in_steady_state(simulated: SimulatedGpu, monkeypatch: pytest.Mon
     assert 0 < found["median ms between pieces"] <= found["longest ms between pieces"]
     assert found["ms a token, graphs of rounds"] > 0
     assert found["ms a token, no graphs"] > 0
+    assert found["s to the first text of the second load"] > 0
+    if simulated.backend == "tensorrt-rtx":
+        assert found["bytes of compiled kernels after the second load"] > 100
+        with monkeypatch.context() as patched:
+            patched.setattr(IRuntimeCache, "deserialize", lambda self, blob: False)
+            verdict, reason, _ = performed(check_memory, kit)
+        assert (verdict, "the second load did not take the first one's kernels" in reason) == (FAILED, True)
     leaked = iter(range(1 << 20, 0, -4096))
     monkeypatch.setattr(SimulatedCuda, "free_memory", lambda self: next(leaked))
     monkeypatch.setattr(TrtBackend, "uses_graphs", False)  # a late capture would be allowed to take memory
@@ -271,6 +326,4 @@ def test_a_bundle_that_no_backend_opens_is_skipped_with_every_reason(
 
 
 def refuse(self: TrtBackend, name: str, bundle: Path, threads: int | None = None) -> None:
-    from specrt.engines.errors import BackendError
-
     raise BackendError("this card is refused")

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from specrt.engines.manifest import manifest_from_bundle
+from specrt.engines.trt.record import check_build, record_from_bundle
+from specrt.tools.gpu_check.forms import KIT_FORMS
 from specrt.tools.gpu_check.kit import kit_in, unpacked
 from specrt.tools.gpu_check.make import CONTEXTS, make_kit
 from tests.conftest import has_nvidia_gpu
@@ -45,8 +48,14 @@ def test_a_kit_is_small_and_runs_outside_of_the_repository(tmp_path: Path) -> No
         assert not [member.name for member in archive if not (member.isfile() or member.isdir())]
     (tmp_path / "work").mkdir()
     parts = kit_in(unpacked(kit, tmp_path / "work"))
+    assert parts.standard_22 is not None
     assert parts.standard is not None and parts.onnxruntime is not None and parts.layers is not None
-    assert len(parts.attention) == 2 * len(CONTEXTS)
+    assert set(parts.attention) == {f"{form}-{context}" for form in KIT_FORMS for context in CONTEXTS}
+    if importlib.util.find_spec("tensorrt_rtx") is not None:
+        for bundle in (parts.standard, *parts.attention.values()):
+            record, manifest = record_from_bundle(bundle, "tensorrt-rtx"), manifest_from_bundle(bundle)
+            check_build(bundle, manifest, record, record.builder_version, "8.9")
+        assert {"verify", "prefill", "decode"} == set(record.engines["target"].profiles)
     python = bare_python(tmp_path / "bare")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

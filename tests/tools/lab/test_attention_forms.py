@@ -8,7 +8,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from specrt.tools.lab.attention_forms import DIM, FORMS, KV_HEADS, LAYERS, attention_model
+from specrt.tools.gpu_check.forms import FORMS
+from specrt.tools.lab.attention_forms import DIM, KV_HEADS, LAYERS, attention_model
 
 CAPACITY, PAST, WIDTH = 24, 7, 3
 

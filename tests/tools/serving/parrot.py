@@ -18,7 +18,7 @@ from specrt.engines.interface import Array
 from specrt.engines.manifest import MANIFEST_NAME, FileEntry, TokenizerEntry, manifest_from_bundle, manifest_text
 from specrt.engines.storage.integrity import sha256_of
 from tests.runtime.support.bundles import Backend, write_bundle
-from tests.runtime.support.fakes import hashed
+from tests.runtime.support.tables import hashed
 
 SPECIAL = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>", "[TOOL_CALLS]")
 USER, ASSISTANT, _, _, END, _ = range(256, 256 + len(SPECIAL))

@@ -21,7 +21,7 @@ class Served:
 
     def __init__(self, url: str, server: Server) -> None:
         self.url, self.server = url, server
-        self.client = httpx.Client(base_url=url, timeout=30)
+        self.client = httpx.Client(base_url=url, timeout=120)  # also on a busy machine
 
     @property
     def service(self) -> Service:

@@ -1,11 +1,8 @@
-"""Endpoints and fields: what is accepted has its effect, and everything else is an error that names the field."""
+"""Endpoints: their answers, whole and in streams."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import pytest
 
 from tests.tools.serving.parrot import CONTEXT, END
 from tests.tools.serving.serving import Served, events, user
@@ -119,6 +116,19 @@ def test_logprobs_in_both_forms_and_in_streams(served: Served) -> None:
     assert [offset for part in parts for offset in part["text_offset"]] == logprobs["text_offset"]
 
 
+def test_offsets_are_those_of_characters_of_several_tokens(served: Served) -> None:
+    """A token here is a byte. The text is read by its offsets, whole and in chunks."""
+    text = "aé€b"
+    body: dict[str, Any] = {"prompt": "x", "logprobs": 0, "grammar": f'start: "{text}"', "echo": False}
+    logprobs = served.post("/v1/completions", **body).json()["choices"][0]["logprobs"]
+    assert logprobs["text_offset"] == [0, 1, 1, 2, 2, 2, 3] and logprobs["tokens"][0] == "a"
+    for k in range(5):
+        chunks = events(served.post("/v1/completions", **body, stream=True, num_speculative_tokens=k))
+        parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+        assert [offset for part in parts for offset in part["text_offset"]] == logprobs["text_offset"]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+
+
 def test_what_ends_a_text(served: Served) -> None:
     for body, text, reason in (
         ({"max_tokens": 3}, "hel", "length"),
@@ -137,135 +147,6 @@ def test_what_ends_a_text(served: Served) -> None:
     assert full["finish_reason"] in ("stop", "length") and len(full["message"]["content"]) == min(500, CONTEXT - 503)
 
 
-def test_sampling_fields_reach_the_runtime(served: Served) -> None:
-    given: dict[str, Any] = {
-        "temperature": 0.7,
-        "top_p": 0.9,
-        "top_k": 5,
-        "min_p": 0.01,
-        "seed": 3,
-        "presence_penalty": 0.5,
-    }
-    given |= {"frequency_penalty": 0.25, "repetition_penalty": 1.1, "num_speculative_tokens": 2, "draft": "model"}
-    body: dict[str, Any] = {**given, "rule": "block", "logit_bias": {"40": 5, "41": -1.5}, "min_tokens": 2}
-    answer = served.post("/v1/completions", prompt="ab", max_tokens=12, **body, return_token_ids=True).json()
-    options: dict[str, Any] = {**given, "rule": "block", "logit_bias": {40: 5, 41: -1.5}, "min_new_tokens": 2}
-    expected = served.service.runtime.generate("ab", max_new_tokens=12, **options)
-    assert answer["choices"][0]["token_ids"] == expected.token_ids
-    plain = served.service.runtime.generate("ab", max_new_tokens=12)
-    assert plain.token_ids != expected.token_ids  # they have an effect here
-
-
-def test_fields_without_effect_are_accepted(served: Served) -> None:
-    fields = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "s"}
-    answer = served.chat("same", **fields, prompt_cache_key="k", stop=None, tools=None, n=1)
-    assert answer["choices"][0]["message"]["content"] == "same"
-
-
-M = {"messages": user("x")}
-PART = {"type": "image_url", "image_url": {"url": "x"}}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "messages"),
-        ({"messages": "x"}, "messages"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages[0].colour"),
-        ({"messages": [{"role": "user", "content": [PART]}]}, "messages[0].content[0].type"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
-        ({**M, "tempersture": 1}, "tempersture"),
-        ({**M, "temperature": "hot"}, "temperature"),
-        ({**M, "temperature": -1}, "temperature"),
-        ({**M, "top_p": 1.5}, "top_p"),
-        ({**M, "top_k": 2.5}, "top_k"),
-        ({**M, "min_p": True}, "min_p"),
-        ({**M, "seed": "x"}, "seed"),
-        ({**M, "presence_penalty": 3}, "presence_penalty"),
-        ({**M, "max_tokens": 0}, "max_tokens"),
-        ({**M, "max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-        ({**M, "max_tokens": 5, "min_tokens": 6}, "min_tokens"),
-        ({**M, "n": 0}, "n"),
-        ({**M, "n": 129}, "n"),
-        ({**M, "stop": [""]}, "stop"),
-        ({**M, "stop": ["x"] * 17}, "stop"),
-        ({**M, "stop": "x" * 1025}, "stop"),
-        ({**M, "stop_token_ids": ["x"]}, "stop_token_ids"),
-        ({**M, "logit_bias": {"x": 1}}, "logit_bias"),
-        ({**M, "logit_bias": {"99999": 1}}, "logit_bias"),
-        ({**M, "logit_bias": {"1": 101}}, "logit_bias"),
-        ({**M, "top_logprobs": 2}, "top_logprobs"),
-        ({**M, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({**M, "logprobs": 3}, "logprobs"),
-        ({**M, "stream": "yes"}, "stream"),
-        ({**M, "stream_options": {}}, "stream_options"),
-        ({**M, "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-        ({**M, "num_speculative_tokens": 99}, "num_speculative_tokens"),
-        ({**M, "draft": "other"}, "draft"),
-        ({**M, "rule": "other"}, "rule"),
-        ({**M, "store": True}, "store"),
-        ({**M, "service_tier": "flex"}, "service_tier"),
-        ({**M, "chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({**M, "guided_regex": "a"}, "guided_regex"),
-        ({**M, "functions": []}, "functions"),
-        ({**M, "tool_choice": "auto"}, "tool_choice"),
-        ({**M, "tools": [{"type": "x"}]}, "tools[0].type"),
-        ({**M, "tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({**M, "tool_choice": "required"}, "tool_choice"),
-        ({**M, "model": 5}, "model"),
-    ],
-)
-def test_a_wrong_field_of_a_chat_is_named(served: Served, body: Any, param: str) -> None:
-    response = served.post("/v1/chat/completions", **body)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
-    assert error["message"].startswith(param) and "\n" not in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": [1, "x"]}, "prompt"),
-        ({"prompt": [99999]}, "prompt"),
-        ({"prompt": "x", "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "best_of": 2}, "best_of"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
-        ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": ["x"] * 65, "n": 2}, "n"),
-        ({"prompt": "x", "messages": []}, "messages"),
-    ],
-)
-def test_a_wrong_field_of_a_completion_is_named(served: Served, body: Any, param: str) -> None:
-    response = served.post("/v1/completions", **body)
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-
-
-def test_bodies_that_are_none(served: Served) -> None:
-    def status(content: str | bytes, kind: str = "application/json") -> int:
-        url, headers = "/v1/chat/completions", {"content-type": kind}
-        response = served.client.post(url, content=content, headers=headers)
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-        return response.status_code
-
-    whole = json.dumps(M)
-    for body in ("", "[]", "{", "nul", '{"a": NaN}', "[" * 60_000, b"\xff\xfe\x00", whole[:-1], '"\\ud800"'):
-        assert status(body) == 400, body
-    half_pair = '{"messages": [{"role": "user", "content": "\\ud800"}]}'
-    assert status(half_pair) == 400
-    assert status(whole, "text/plain") == 415
-    assert status(json.dumps({"messages": user("x" * 70_000)})) == 413
-    assert (
-        served.chat("x" * 900)["choices"][0]["finish_reason"] == "length"
-    )  # it fits the body, and nearly fills the context
-    too_long = served.post("/v1/chat/completions", messages=user("x" * 1100)).json()["error"]
-    assert (too_long["code"], too_long["param"]) == ("context_length_exceeded", "messages")
-
-
 def test_models_and_names(served: Served) -> None:
     listed = served.client.get("/v1/models").json()
     assert [model["id"] for model in listed["data"]] == ["parrot", "bird"] and listed["object"] == "list"
@@ -278,6 +159,9 @@ def test_models_and_names(served: Served) -> None:
     assert served.client.get("/v1/completions").status_code == 405
 
 
+KWARGS = "chat_template_kwargs"
+
+
 def test_tokenize_and_detokenize(served: Served) -> None:
     answer = served.post("/tokenize", prompt="hé", return_token_strs=True).json()
     assert answer["count"] == 3 and answer["max_model_len"] == CONTEXT and answer["token_strs"][0] == "h"
@@ -285,8 +169,25 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     assert served.post("/tokenize", content="hé").json()["tokens"] == answer["tokens"]
     chat = served.post("/tokenize", messages=user("hé")).json()["tokens"]
     assert chat == served.service.runtime.codec.encode(user("hé")) and chat[1:4] == answer["tokens"]
-    for body in ({}, {"prompt": "x", "content": "y"}, {"prompt": "x", "y": 1}):
-        assert served.post("/tokenize", **body).status_code == 400
+    llama_cpp = served.post("/tokenize", content="hé", with_pieces=True, add_special=False, parse_special=True).json()
+    assert [token["piece"] for token in llama_cpp["tokens"]] == ["h", [0xC3], [0xA9]]
+    assert [token["id"] for token in llama_cpp["tokens"]] == answer["tokens"]
+    open_end = [*user("hé"), {"role": "assistant", "content": "x"}]
+    for messages, fields, text in (
+        (user("hé"), {"add_generation_prompt": False, "add_special_tokens": False}, "<|user|>hé<|end|>"),
+        (open_end, {"continue_final_message": True}, "<|user|>hé<|end|><|assistant|>x"),
+    ):
+        pieces = served.post("/tokenize", messages=messages, return_token_strs=True, **fields).json()["token_strs"]
+        assert "".join(pieces).replace("��", "é") == text
+    for body, param in (
+        ({}, "prompt"),
+        ({"prompt": "x", "content": "y"}, "prompt"),
+        ({"prompt": "x", "y": 1}, "y"),
+        ({"prompt": 5}, "prompt"),
+        ({"messages": user("x"), "chat_template_kwargs": {"chat_template_name": "x"}}, f"{KWARGS}.chat_template_name"),
+    ):
+        response = served.post("/tokenize", **body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert served.post("/detokenize", tokens=[10**9]).json()["error"]["param"] == "tokens"
 
 

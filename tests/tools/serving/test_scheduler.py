@@ -11,7 +11,16 @@ import pytest
 
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step
-from specrt.serving.scheduler import DeadlinePassed, Draining, Generation, Outcome, QueueFull, Row, Scheduler
+from specrt.serving.scheduler import (
+    DeadlinePassed,
+    Draining,
+    Generation,
+    OneByOne,
+    Outcome,
+    QueueFull,
+    Row,
+    Scheduler,
+)
 from tests.tools.serving.parrot import held
 from tests.tools.serving.serving import wait_until
 
@@ -74,6 +83,30 @@ def test_rounds_take_turns_and_places_are_given_in_the_order_of_arrival(schedule
     first = log.order[: log.order.index("c")]
     assert abs(first.count("a") - first.count("b")) <= 1
     assert "aa" not in first and "bb" not in first.replace("bab", "")  # they alternate
+
+
+def test_a_runner_of_several_rows_gets_as_many_as_it_takes(parrot_bundle: Path) -> None:
+    """The interface for rounds of several sequences at once: all rows have their turn, and texts stay the same."""
+    sets: list[int] = []
+
+    class Several(OneByOne):
+        max_rows = 2
+
+        def run(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Outcome]]:
+            sets.append(len({id(row) for row in rows}))
+            return super().run(rows)
+
+    with load(parrot_bundle) as runtime:
+        log, scheduler = Log(runtime), Scheduler(max_concurrency=3, queue_size=3, runner=Several())
+        with held():
+            for name in "abc":
+                scheduler.submit([log.generation(name, 30)])
+        wait_until(lambda: len(log.ended) == 3)
+        scheduler.close()
+    assert log.texts == {name: name * 30 for name in "abc"}
+    assert max(sets) == 2 and sets.count(2) > 30
+    counts = [log.order[: len(log.order) // 2].count(name) for name in "abc"]
+    assert max(counts) - min(counts) <= 2
 
 
 def test_a_request_of_many_texts_does_not_hold_up_another(scheduler: Scheduler, log: Log) -> None:

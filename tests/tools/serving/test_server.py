@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import socket
@@ -219,7 +220,9 @@ def test_a_slow_body_is_given_up(parrot_bundle: Path, monkeypatch: pytest.Monkey
         connection.close()
 
 
-def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_keys(
+    parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "keys"
     file.write_text("\nfirst-key\n second-key \n")
     keys = keys_from_file(file)
@@ -238,6 +241,11 @@ def test_keys(parrot_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
             assert served.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
         for path in ("/health", "/metrics", "/"):
             assert served.client.get(path).status_code == 200
+        compared: list[bytes] = []
+        compare = hmac.compare_digest
+        monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
+        assert served.client.get("/v1/models", headers={"Authorization": "Bearer first-key"}).status_code == 200
+        assert compared == keys, "with all of them, in constant time"
         body = {"messages": user("a secret text")}
         served.client.post("/v1/chat/completions", json=body, headers={"Authorization": "Bearer first-key"})
     assert "POST /v1/chat/completions 200" in caplog.text and "completion_tokens=14" in caplog.text

@@ -43,6 +43,27 @@ def test_a_stream_has_id_and_name_then_arguments_and_logprobs_go_with_tools(serv
     assert bytes(b for entry in tokens[:-1] for b in entry["bytes"]).decode() == f"Hm. {CALL}{CALL}"
 
 
+def test_chunks_of_any_size_give_the_same_calls(served: Served) -> None:
+    """Characters of several tokens in arguments and content, and a stop string, which may be cut by chunks."""
+    named = '{"name": "get_weather", "arguments": {"city": "Köln €", "n": 1}}'
+    text = f"Größe: <tool_call>{named}</tool_call><tool_call>{named}</tool_call> é STOP more"
+    for stop, num_calls in (("ST", 2), ('"n"', 1), ("€", 1)):
+        body: dict[str, Any] = {"messages": user(text), "tools": [TOOL], "stop": [stop], "temperature": 0}
+        found = []
+        for k in range(5):
+            whole = served.post("/v1/chat/completions", **body, num_speculative_tokens=k).json()["choices"][0]
+            calls = [call["function"]["arguments"] for call in whole["message"]["tool_calls"]]
+            chunks = events(served.post("/v1/chat/completions", **body, num_speculative_tokens=k, stream=True))
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            entries = [entry for delta in deltas for entry in delta.get("tool_calls", [])]
+            pieces = ["".join(e["function"]["arguments"] for e in entries if e["index"] == i) for i in range(num_calls)]
+            assert pieces == calls and chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+            assert "".join(delta.get("content", "") for delta in deltas) == whole["message"]["content"]
+            found.append((calls, whole["message"]["content"], whole["finish_reason"]))
+        assert len(found[0][0]) == num_calls and all(entry == found[0] for entry in found)
+        assert found[0][0][-1] == '{"city": "Köln €", "n": 1}'.partition(stop)[0]
+
+
 def test_arguments_that_are_cut_are_sent_as_far_as_they_go(served: Served) -> None:
     start = CALL.index("Ulm")
     choice = served.chat(CALL, tools=[TOOL], max_tokens=start)["choices"][0]

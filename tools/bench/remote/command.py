@@ -27,7 +27,7 @@ def run_urls(
     clients: str,
     model: str | None,
     api_key_file: Path | None,
-    file: Path | None,
+    prompts: Path | None,
     categories: str | None,
     prompts_per_category: int | None,
     max_new_tokens: int | None,
@@ -39,7 +39,7 @@ def run_urls(
     """Measure the servers, and with a bundle the library too. Raises ``SpecrtError``."""
     counts = _counts(clients)
     key = read_text(api_key_file).split()[0] if api_key_file is not None else None
-    prompts = chosen_prompts(file, categories, prompts_per_category)
+    chosen = chosen_prompts(prompts, categories, prompts_per_category)
     tokens, runs = max_new_tokens or TOKENS, num_runs or RUNS
     servers: list[Client] = [HttpClient(url, model, key) for url in urls]
     reports: list[dict[str, Any]] = []
@@ -47,12 +47,12 @@ def run_urls(
         for count in counts:
             asked = [*library, *servers] if count == 1 else servers
             size = 1 if count == 1 else count * BATCHES_PER_CLIENT
-            with shown_steps(len(asked) * runs * -(-len(prompts) // size)) as progress:
-                found = measure(asked, prompts, count, runs, tokens, temperature, progress)
+            with shown_steps(len(asked) * runs * -(-len(chosen) // size)) as progress:
+                found = measure(asked, chosen, count, runs, tokens, temperature, progress)
             reports.append(_report(found))
             _print(found, reports[-1])
     if json_file is not None:
-        settings = {"max_new_tokens": tokens, "num_runs": runs, "temperature": temperature, "prompts": len(prompts)}
+        settings = {"max_new_tokens": tokens, "num_runs": runs, "temperature": temperature, "prompts": len(chosen)}
         write_text_file(json_file, json.dumps({"settings": settings, "measured": reports}, indent=1) + "\n")
 
 

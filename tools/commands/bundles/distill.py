@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specrt.tools.prompting.options import MAX_THREADS
+from specrt.tools.terminal.options import THREADS, TRUST_REMOTE_CODE
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
@@ -15,7 +15,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 @click.argument("source", metavar="BUNDLE_OR_TARGET")
 @click.option("--output", "-o", required=True, type=OUTPUT_FOLDER, metavar="HEAD", help="The folder to write.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
-@click.option("--minutes", type=float, help="A third for the text, the rest for the training.  [default: 60]")
+@click.option("--minutes", type=float, help="Two fifths for the text, the rest for the training.  [default: 60]")
 @click.option("--tokens", type=int, help="Tokens of text, in place of --minutes; four passes train on them.")
 @click.option("--bundle", type=OUTPUT_FOLDER, metavar="DIR", help="Export the pair to this folder as well.")
 @click.option(
@@ -30,14 +30,14 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     type=click.Choice(("auto", "torch", "runtime")),
     default="auto",
     show_default=True,
-    help="What runs the target to write the text; auto is torch, 32 texts at a time, unless the target is quantized.",
+    help="What runs the target to write the text; auto is torch, up to 32 texts at a time, unless the target is quantized.",
 )
 @click.option("--num-layers", default=4, show_default=True, help="Layers of --kind layers.")
 @click.option("--max-draft-vocab", default=8192, show_default=True, help="The most ids that a head drafts.")
 @click.option("--seed", default=0, show_default=True, help="Of the text and the training.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@THREADS
 @click.option("--keep-data", is_flag=True, help="Keep HEAD.training: the text, hidden states and checkpoints.")
-@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@TRUST_REMOTE_CODE
 @click.option("--force", is_flag=True, help="Replace an existing HEAD.")
 def distill(**options: Any) -> None:
     """Train a draft for BUNDLE_OR_TARGET on text that the target writes itself.

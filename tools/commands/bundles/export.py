@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from specrt.engines.errors import UsageError
+from specrt.tools.terminal.options import TRUST_REMOTE_CODE
 from specrt.tools.terminal.outputs import OUTPUT_FOLDER
 
 
@@ -84,7 +85,7 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--adapter", metavar="DIR|HUB_ID", help="A LoRA adapter to merge into TARGET (needs peft).")
 @click.option("--adapter-revision", help="Commit, branch or tag of a hub adapter.")
 @click.option("--no-adapter", is_flag=True, help="Ignore an adapter in the folder of TARGET or DRAFT.")
-@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@TRUST_REMOTE_CODE
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")
 def export(**options: Any) -> None:
     """Export TARGET (and a draft for it) into a bundle.

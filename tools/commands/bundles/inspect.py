@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from specrt.tools.terminal.options import AS_JSON
+
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 @click.option("--check", is_flag=True, help="Hash every file again, and check that engines fit this machine.")
 def inspect(bundle: Path, as_json: bool, check: bool) -> None:
     """Show what BUNDLE holds: roles, the I/O table, widths, bytes of weights and KV."""

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from specrt.engines.errors import UsageError
+from specrt.tools.terminal.options import TRUST_REMOTE_CODE
 
 FILE = click.Path(path_type=Path)
 
@@ -29,7 +30,7 @@ FILE = click.Path(path_type=Path)
 @click.option("--past", type=int, help="Cached tokens to assume.  [default: half of the context]")
 @click.option("--acceptance", type=float, default=0.8, show_default=True, help="Chance of each drafted token.")
 @click.option("--from", "measured", type=FILE, help="Acceptance by position: the --json of align or bench.")
-@click.option("--trust-remote-code", is_flag=True, help="Run model code that comes with a hub model.")
+@TRUST_REMOTE_CODE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **options: Any) -> None:
     """Predict memory and speed of TARGET with a draft on a device, from configs alone.

@@ -9,14 +9,14 @@ import click
 from click.core import ParameterSource
 
 from specrt.engines.errors import UsageError
-from specrt.tools.prompting.options import MAX_THREADS
+from specrt.tools.terminal.options import PROMPTS, TEMPERATURE, THREADS
 from specrt.tools.terminal.outputs import OUTPUT_FILE as OUTPUT
 
 FILE = click.Path(path_type=Path)
 BASELINES = "Some of eager, eager-bf16, eager-compiled, assisted, assisted-bf16, lookup, llama.cpp, genai, plain."
 
 _FOR_URLS = (
-    *("file", "categories", "prompts_per_category", "max_new_tokens"),
+    *("prompts", "categories", "prompts_per_category", "max_new_tokens"),
     *("num_runs", "temperature", "threads", "json_file"),
 )
 
@@ -29,7 +29,7 @@ _FOR_URLS = (
 @click.option("--api-key-file", type=FILE, help="With --url: a file whose first word is the key.")
 @click.option("--baseline", default="eager,plain", show_default=True, help=BASELINES)
 @click.option("--categories", help="Comma-separated categories of the built-in prompts.  [default: all]")
-@click.option("--prompts", "file", type=FILE, help="Your prompts: one per line, or JSON lines.  [default: built-in]")
+@PROMPTS
 @click.option(
     "--prompts-per-category", type=click.IntRange(1), help="The most of a category.  [default: all; --quick: 1]"
 )
@@ -40,8 +40,8 @@ _FOR_URLS = (
     help="The most tokens of an answer.  [default: 64; --quick: 32; fewer if time is short]",
 )
 @click.option("--num-runs", type=click.IntRange(1), help="The most answers per prompt.  [default: 3; --quick: 1]")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@TEMPERATURE
+@THREADS
 @click.option(
     "--budget-minutes",
     type=float,

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from specrt.engines.errors import SpecrtError
+from specrt.tools.terminal.options import AS_JSON
 
 
 @click.command()
@@ -15,7 +16,7 @@ from specrt.engines.errors import SpecrtError
 @click.option("--backend", metavar="NAME", help="The backend to compare with ONNX Runtime. [default: the bundle's]")
 @click.option("--device", metavar="cpu|cuda", help="Where it runs. [default: cuda where a GPU is found]")
 @click.option("--verbose", "-v", is_flag=True, help="Print Polygraphy's report to standard error.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@AS_JSON
 def compare(bundle: Path, backend: str | None, device: str | None, verbose: bool, as_json: bool) -> None:
     """Compare BUNDLE's samplers and models with ONNX Runtime by Polygraphy, output by output. Exit code 0 or 1.
 

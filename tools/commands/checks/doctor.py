@@ -6,9 +6,11 @@ import json
 
 import click
 
+from specrt.tools.terminal.options import AS_JSON
+
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def doctor(as_json: bool) -> None:
     """Show what this machine can export, build and run, and how to install what is missing."""
     from specrt.tools.doctor import examine, print_diagnosis

@@ -8,17 +8,15 @@ from typing import Any
 
 import click
 
-from specrt.tools.prompting.options import (
-    MAX_THREADS,
-)
+from specrt.tools.terminal.options import AS_JSON, PROMPTS, THREADS
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="[default: the cores this process may use]")
+@PROMPTS
+@THREADS
 @click.option("--max-new-tokens", type=click.IntRange(8), default=48, show_default=True, help="After each prompt.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@AS_JSON
 def tune(bundle: Path, as_json: bool, **options: Any) -> None:
     """Measure passes and drafts of BUNDLE on this machine, so that each round's K is chosen well from the start.
 

@@ -13,12 +13,13 @@ from specrt.tools.prompting.options import (
     place_of,
     place_options,
 )
+from specrt.tools.terminal.options import AS_JSON, PROMPTS
 from specrt.tools.terminal.outputs import OutputFile
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts: one per line, or JSON lines.")
+@PROMPTS
 @place_options
 @click.option("--max-new-tokens", type=click.IntRange(8), default=32, show_default=True, help="For each compared text.")
 @click.option(
@@ -27,7 +28,7 @@ from specrt.tools.terminal.outputs import OutputFile
 @click.option("--source", metavar="TARGET", help="Compare the target's weights with the files of this model.")
 @click.option("--draft-source", metavar="DRAFT", help="The same for the draft.")
 @click.option("--output", "-o", type=OutputFile("the certificate"), help="Where to store the certificate as JSON.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@AS_JSON
 def verify(bundle: Path, as_json: bool, **options: Any) -> None:
     """Check on this machine that speculation changes nothing that BUNDLE's target says. Exit code 0 or 1."""
     from specrt.tools.terminal.progress import shown_steps

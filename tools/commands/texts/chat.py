@@ -14,6 +14,7 @@ from specrt.tools.prompting.options import (
     place_of,
     place_options,
 )
+from specrt.tools.terminal.options import VERBOSE
 
 
 @click.command()
@@ -22,7 +23,7 @@ from specrt.tools.prompting.options import (
 @generation_options
 @place_options
 @generation_option("logprobs", more="After each answer.", metavar="N")
-@click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
+@VERBOSE
 def chat(bundle: Path, system: str | None, verbose: bool, **options: Any) -> None:
     """Chat with BUNDLE. Ctrl-C ends an answer, Ctrl-D the conversation; /reset starts over, /help lists commands."""
     place = place_of(options)

@@ -19,6 +19,7 @@ from specrt.tools.prompting.options import (
     print_settings,
     prompt_of,
 )
+from specrt.tools.terminal.options import VERBOSE
 from specrt.tools.terminal.streams import json_text
 
 
@@ -34,7 +35,7 @@ from specrt.tools.terminal.streams import json_text
 @place_options
 @generation_option("logprobs", more="With --json.", metavar="N")
 @click.option("--stats", is_flag=True, help="Print the figures to standard error at the end.")
-@click.option("--verbose", is_flag=True, help="Print the effective settings to standard error first.")
+@VERBOSE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a stream of text.")
 def generate(bundle: Path, as_json: bool, stats: bool, verbose: bool, **options: Any) -> None:
     """Generate from BUNDLE; the text streams to standard output.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specrt.engines.contract import LOGITS, past_name
-from specrt.engines.interface import Array, Binding, write_pass
+from specrt.engines.interface import Array, Binding, Engine, write_pass
 from specrt.engines.manifest import ModelEntry
 from specrt.tools.gpu_check.experiment import Failed, Notes
 from specrt.tools.gpu_check.experiments.places import Place, on_each
@@ -42,26 +42,31 @@ def feed(binding: Binding, ids: Array, widths: Sequence[int], start: int = 0) ->
 def _logits_of(place: Place) -> dict[str, Any]:
     entry, engine = place.model()
     stored = np.load(place.bundle / entry.reference)
-    ids, expected, positions = stored["ids"], stored["logits"], stored["positions"]
+    ids, expected = stored["ids"], stored["logits"]
     most = entry.spec.max_rows
     ways = {f"width {width}": [width] * (len(ids) // width) for width in range(1, most + 1)}
     ways["all widths in turn"] = [
         1 + i % most for i in range(len(ids)) if sum(1 + j % most for j in range(i + 1)) <= len(ids)
     ]
-    errors = {}
-    for name, widths in ways.items():
-        binding = engine.open()
-        found = feed(binding, ids, widths)
-        kept = positions < len(found)
-        errors[name] = _error(found[positions[kept]], expected[kept])
-        if name == "width 1":
-            _check_cache(binding, entry, len(found))
-        binding.close()
+    errors = {name: logits_error(engine, entry, stored, widths) for name, widths in ways.items()}
     errors["in chunks"] = _in_chunks(engine.open(), entry, ids, expected[-1])
     worst = max(errors.values())
     if not worst <= entry.logits_tolerance:
         raise Failed(f"logits are off by {worst:.3g} of the largest, expected {entry.logits_tolerance:.3g} at most")
     return {"error over the largest logit": errors, "allowed": entry.logits_tolerance}
+
+
+def logits_error(engine: Engine, entry: ModelEntry, stored: Any, widths: Sequence[int]) -> float:
+    """The largest error over the largest logit in passes of ``widths``; ``stored`` is the exporter's reference.
+
+    Raises ``Failed`` unless the passes wrote their slots of the cache, and no other.
+    """
+    binding = engine.open()
+    found = feed(binding, stored["ids"], widths)
+    kept = stored["positions"] < len(found)
+    _check_cache(binding, entry, len(found))
+    binding.close()
+    return _error(found[stored["positions"][kept]], stored["logits"][kept])
 
 
 def _error(found: Array, expected: Array) -> float:

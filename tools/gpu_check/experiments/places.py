@@ -8,10 +8,11 @@ from pathlib import Path
 
 from specrt.engines.backends import open_backend
 from specrt.engines.contract import Contract, model_contract
-from specrt.engines.errors import SpecrtError
+from specrt.engines.errors import BackendError, SpecrtError
 from specrt.engines.gpu import device
 from specrt.engines.interface import CUDA, Backend, Engine
 from specrt.engines.manifest import Manifest, ModelEntry, manifest_from_bundle
+from specrt.engines.progress import SILENT
 from specrt.engines.samplers import sampler_contract
 from specrt.engines.trt.build import build
 from specrt.engines.trt.library import LIBRARIES, load_library
@@ -43,18 +44,22 @@ class Place:
         return contract, self.backend.load(entry.samplers[name], contract)
 
 
-def on_tensorrt(bundle: Path, name: str) -> Place:
+def on_tensorrt(
+    bundle: Path, name: str, is_target_alone: bool = False, has_decode_profile: bool | None = None
+) -> Place:
     """``bundle`` on TensorRT or TensorRT-RTX; its engines are built here if there are none that fit this GPU.
 
-    Raises ``BackendError``.
+    ``is_target_alone``: neither the draft nor samplers. ``has_decode_profile`` is ``build``'s. Raises ``BackendError``.
     """
-    trt, manifest = load_library(name), manifest_from_bundle(bundle)
+    manifest = manifest_from_bundle(bundle)
+    trt = load_library(name, manifest.target.spec.dialect)
     capability = device.open_device().api.compute_capability
     fill(bundle)
     try:
         check_build(bundle, manifest, record_from_bundle(bundle, name), trt.__version__, capability)
     except SpecrtError:
-        build(bundle, name, [capability] if LIBRARIES[name].is_portable else (), force=True)
+        named = [capability] if LIBRARIES[name].is_portable else ()
+        build(bundle, name, named, True, SILENT, has_decode_profile, is_target_alone)
     return Place(name, bundle, manifest, open_backend(bundle, manifest, name, CUDA))
 
 
@@ -69,11 +74,25 @@ def on_onnxruntime(bundle: Path) -> Place:
 
 def openers(kit: Kit) -> Iterator[tuple[str, Callable[[], Place]]]:
     """Each backend that the pair of ``kit`` was exported for, and how to open it."""
-    for name in LIBRARIES:
-        if (standard := kit.standard) is not None:
-            yield name, lambda name=name, bundle=standard: on_tensorrt(bundle, name)  # type: ignore[misc]
+    if kit.standard is not None or kit.standard_22 is not None:
+        yield from ((name, lambda name=name: _pair_on_tensorrt(kit, name)) for name in LIBRARIES)  # type: ignore[misc]
     if (plain := kit.onnxruntime) is not None:
         yield "onnxruntime", lambda: on_onnxruntime(plain)
+
+
+def _pair_on_tensorrt(kit: Kit, name: str) -> Place:
+    """The pair in the first dialect that the library has what it takes to run."""
+    reasons = []
+    for bundle in (kit.standard, kit.standard_22):
+        if bundle is None:
+            continue
+        try:
+            load_library(name, manifest_from_bundle(bundle).target.spec.dialect)
+        except BackendError as error:
+            reasons.append(error)
+        else:
+            return on_tensorrt(bundle, name)
+    raise reasons[0]
 
 
 def on_each(kit: Kit, notes: Notes, examine: Callable[[Place], object]) -> None:

@@ -10,7 +10,7 @@ from specrt.engines.gpu import device
 from specrt.engines.interface import write_pass
 from specrt.engines.trt.library import deserialize, known_capabilities, load_library
 from specrt.engines.trt.network import make_logger
-from specrt.engines.trt.record import engines_folder, record_from_bundle
+from specrt.engines.trt.record import RECORD_NAME, engines_folder, record_from_bundle
 from specrt.tools.gpu_check.experiment import Failed, Notes, Skip
 from specrt.tools.gpu_check.experiments.places import on_tensorrt
 from specrt.tools.gpu_check.kit import Kit
@@ -28,6 +28,8 @@ def check_rtx(kit: Kit, notes: Notes) -> None:
     notes.add("library", trt.__version__)
     notes.add("compute capability", capability)
     logger = make_logger(trt)
+    if not (engines_folder(bundle, RTX) / RECORD_NAME).is_file():
+        raise Skip("the kit has no engines for TensorRT-RTX; make it where the library is installed")
     path = engines_folder(bundle, RTX) / record_from_bundle(bundle, RTX).engines["target"].file
     try:
         deserialize(trt, trt.Runtime(logger), path, "specrt build", logger.errors)

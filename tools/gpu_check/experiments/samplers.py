@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from specrt.engines.errors import SpecrtError
 from specrt.engines.interface import Array
 from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.tools.compare.cases import TOLERANCES, cases_of
 from specrt.tools.compare.feeding import infer
 from specrt.tools.gpu_check.experiment import Failed, Notes
+from specrt.tools.gpu_check.experiments.argmax import argmax_of
 from specrt.tools.gpu_check.experiments.places import Place, on_each
 from specrt.tools.gpu_check.kit import Kit
 
@@ -38,7 +40,15 @@ def _samplers_of(place: Place) -> dict[str, Any]:
         binding.close()
     if wrong:
         raise Failed(f"{wrong[0]} ({len(wrong)} outputs differ)")
-    return {"cases of each": NUM_CASES, "largest difference": errors}
+    return {"cases of each": NUM_CASES, "largest difference": errors, "ArgMax of the library": _argmax_of(place)}
+
+
+def _argmax_of(place: Place) -> dict[str, Any] | str:
+    """No sampler needs it: where it cannot run, that is a figure."""
+    try:
+        return argmax_of(place)
+    except SpecrtError as error:
+        return str(error)
 
 
 def difference(found: Array, expected: Array) -> float:

@@ -1,11 +1,10 @@
-"""Times on the device: attention by form, context and length; layers of a 1.5B model; a round as one CUDA graph."""
+"""Times on the device: layers of a 1.5B model, and a round as one CUDA graph."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,61 +16,51 @@ from specrt.engines.interface import Array, Binding, write_pass
 from specrt.engines.samplers import MATCH, sampler_contract
 from specrt.engines.trt.library import LIBRARIES
 from specrt.tools.gpu_check.experiment import Failed, Notes, Skip
+from specrt.tools.gpu_check.experiments.kernels import kernel_ms
 from specrt.tools.gpu_check.experiments.places import Place, on_each, on_tensorrt
 from specrt.tools.gpu_check.experiments.timing import host_us, pass_ms
 from specrt.tools.gpu_check.kit import Kit
 
-Work = Callable[[Place], dict[str, Any]]
-
-
-def check_attention(kit: Kit, notes: Notes) -> None:
-    """The time of one layer's pass by width, at a short and at a full cache: does it follow the length?"""
-    for form, bundle in kit.attention.items():
-        _on_tensorrt(bundle, form, notes, _attention_of)
+START = 64  # cached tokens before the passes of layers
 
 
 def check_layers(kit: Kit, notes: Notes) -> None:
-    """Two layers of a 1.5B's shape: the time by width, the host's time a pass, and the bytes that it reads a second."""
+    """Two layers of a 1.5B's shape: the time by width, the host's time a pass, the gaps that it leaves, and the bytes
+    that a pass reads a second."""
     if kit.layers is None:
         raise Skip("needs layers of a kit; make one with 'make gpu-kit'")
-    _on_tensorrt(kit.layers, "layers", notes, _layers_of)
-
-
-def _on_tensorrt(bundle: Path, label: str, notes: Notes, work: Work) -> None:
-    """Record what ``work`` measures with each library that runs ``bundle`` here. Raises ``Skip`` where none does."""
     reasons = {}
     for name in LIBRARIES:
         try:
-            place = on_tensorrt(bundle, name)
+            place = on_tensorrt(kit.layers, name, is_target_alone=True)
         except SpecrtError as error:
             reasons[name] = str(error)
             continue
-        notes.add(f"{label} with {name}", work(place))
+        notes.add(name, _layers_of(place))
     if len(reasons) == len(LIBRARIES):
         raise Skip("; ".join(reasons.values()))
 
 
-def _attention_of(place: Place) -> dict[str, Any]:
-    entry, engine = place.model()
-    binding = engine.open()
-    most, capacity = entry.spec.max_rows, entry.spec.max_seq_len
-    times = {
-        f"after {start} tokens": {width: pass_ms(binding, width, start) for width in (1, 2, most)}
-        for start in (16, capacity - most)
-    }
-    binding.close()
-    return {"ms by width": times, "bytes of KV": entry.spec.kv_bytes}
-
-
 def _layers_of(place: Place) -> dict[str, Any]:
     entry, engine = place.model()
-    binding = engine.open()
-    times = {width: pass_ms(binding, width, 64) for width in range(1, entry.spec.max_rows + 1)}
-    host = host_us(binding, 1)
-    binding.close()
-    rate = entry.bytes_per_pass / times[1] / 1e6 if times[1] else 0.0
-    relative = {width: ms / times[1] for width, ms in times.items()} if times[1] else {}
-    return {"ms by width": times, "v(M)": relative, "host us a pass": host, "GB/s at width 1": rate}
+    figures: dict[str, Any] = {}
+    for name, uses_graphs in (("CUDA graphs", True), ("no CUDA graphs", False)):
+        place.backend.uses_graphs = uses_graphs  # type: ignore[attr-defined]
+        binding = engine.open()
+        times = {width: pass_ms(binding, width, START) for width in range(1, entry.spec.max_rows + 1)}
+        figures[name] = {
+            "ms by width": times,
+            "v(M)": {width: ms / times[1] for width, ms in times.items()},
+            "host us a pass": host_us(binding, 1),
+            "launch gap us": (pass_ms(binding, 1, START, runs=1) - times[1]) * 1e3,
+            "GB/s at width 1": entry.bytes_per_pass / times[1] / 1e6,
+        }
+        if not uses_graphs:
+            figures["ms by kernel at width 1"] = kernels = kernel_ms(engine, binding, 1, START)
+            if isinstance(kernels, dict):
+                figures["us between kernels at width 1"] = (times[1] - sum(kernels.values())) * 1e3
+        binding.close()
+    return figures
 
 
 def check_round_graph(kit: Kit, notes: Notes) -> None:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 
 from specrt.engines.contract import LOGITS
 from specrt.engines.interface import Binding, write_pass
+from specrt.tools.gpu_check.experiment import Failed
 
 REPEATS, RUNS = 5, 10
 
 
-def pass_ms(binding: Binding, width: int, start: int = 0) -> float:
-    """Median of the device's time of a pass of ``width`` tokens and rows after ``start`` cached ones, in ms."""
-    write_pass(binding.host, np.zeros(width, np.int64), start, width)
+def pass_ms(binding: Binding, width: int, start: int = 0, rows: int | None = None, runs: int = RUNS) -> float:
+    """Median of the device's ms for a pass of ``width`` tokens after ``start`` cached ones, of ``runs`` in a row.
+
+    Without ``rows``, there are as many as tokens. One run alone takes longer by the time until its launch.
+    """
+    rows = width if rows is None else rows
+    write_pass(binding.host, np.zeros(width, np.int64), start, rows)
     binding.upload()
-    return median(_timed(binding, lambda: binding.run(width, width)) for _ in range(1 + REPEATS))
+    for _ in range(3):  # the second may be captured as a CUDA graph
+        binding.run(width, rows)
+    return median(_timed(binding, width, rows, runs) for _ in range(1 + REPEATS))
 
 
-def _timed(binding: Binding, enqueue: Callable[[], object]) -> float:
-    for _ in range(3):
-        enqueue()
+def _timed(binding: Binding, width: int, rows: int, runs: int) -> float:
     binding.read(LOGITS)
     binding.mark(0)
-    for _ in range(RUNS):
-        enqueue()
+    for _ in range(runs):
+        binding.run(width, rows)
     binding.mark(1)
     binding.read(LOGITS)
-    return float(binding.elapsed_ms() or 0.0) / RUNS
+    elapsed = binding.elapsed_ms()
+    if not elapsed:
+        raise Failed(f"events: {elapsed} ms between the marks around {runs} passes")
+    return elapsed / runs
 
 
 def host_us(binding: Binding, width: int, num_runs: int = 50) -> float:

@@ -11,7 +11,15 @@ from specrt.engines.errors import SpecrtError
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 
 # Options of the runtime that have another name in requests
-_PARAMS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_PARAMS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "banned_token_ids": "stop_token_ids",  # with min_tokens, all ids are excluded
+}
+CHAT_PARAMS = {
+    **dict.fromkeys(("prompt", "chat template"), "messages"),
+    "chat_template_name": "chat_template_kwargs.chat_template_name",
+}
 
 
 @dataclass(eq=False)
@@ -64,7 +72,10 @@ def internal(error: BaseException) -> ApiError:
 
 
 def refused(error: SpecrtError, names: Mapping[str, str] | None = None, code: str | None = None) -> ApiError:
-    """A 400 that names the field that the runtime refused. ``names`` maps option names to field names."""
+    """A 400 that names the field that the runtime refused.
+
+    ``names`` maps what messages begin with, mostly the names of options, to names of fields.
+    """
     option, _, reason = str(error).partition(": ")
     fields = {**_PARAMS, **(names or {})}
     if not reason or not (option in fields or option.isidentifier()):

@@ -1,12 +1,31 @@
-"""The fields of a JSON object, taken one by one. Fields left at the end are unknown."""
+"""The JSON of a request, and the fields of its objects, taken one by one. Fields left at the end are unknown."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
 from reprlib import repr as short_repr
 from typing import Any
 
 from specrt.serving.protocol.errors import ApiError, invalid
+
+
+def parsed(data: bytes) -> Any:
+    """The value of JSON text. Raises ``ValueError``, ``RecursionError``, and ``ApiError`` for a name that is there twice."""
+    return json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set[str]()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise invalid(twice, "got it twice; give it once")
+    return found
 
 
 class Fields:
@@ -61,9 +80,9 @@ class Fields:
         return value
 
     def one_of(self, field: str, choices: Collection[Any]) -> Any:
-        """One of ``choices``, or None."""
+        """One of ``choices``, which are of one type, or None."""
         value = self.take(field)
-        if value is not None and not any(value is choice or value == choice for choice in choices):
+        if value is not None and not (type(value) in set(map(type, choices)) and value in choices):  # 0 is not False
             raise self.wrong(field, value, " or ".join(map(repr, choices)))
         return value
 

@@ -27,18 +27,30 @@ def chat_logprobs(codec: TextCodec, entries: Sequence[TokenLogprobs]) -> dict[st
     }
 
 
-def completion_logprobs(codec: TextCodec, entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
-    """For ``text_completion``. ``offset``: number of characters of the choice before these tokens."""
+class CompletionLogprobs:
+    """For ``text_completion`` and its chunks: the parts of one choice, in order.
 
-    def name(token_id: int) -> str:
-        return codec.token_bytes(token_id).decode(errors="replace")
+    ``offset`` is the number of characters of the choice before its first token. The offset of a token is that of the
+    character that it begins, or is a part of.
+    """
 
-    tokens = [name(entry.token_id) for entry in entries]
-    offsets = [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))]
-    tops = [{name(token_id): max(logprob, _LEAST) for token_id, logprob in entry.top} for entry in entries]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [max(entry.logprob, _LEAST) for entry in entries],
-        "top_logprobs": tops if any(tops) else None,
-        "text_offset": offsets,
-    }
+    def __init__(self, codec: TextCodec, offset: int) -> None:
+        self._codec, self._texts, self._offset = codec, codec.stream(), offset
+
+    def part(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The object for the next tokens."""
+        tops = [{self._name(token): max(logprob, _LEAST) for token, logprob in entry.top} for entry in entries]
+        return {
+            "tokens": [self._name(entry.token_id) for entry in entries],
+            "token_logprobs": [max(entry.logprob, _LEAST) for entry in entries],
+            "top_logprobs": tops if any(tops) else None,
+            "text_offset": [self._offset_of(entry.token_id) for entry in entries],
+        }
+
+    def _name(self, token_id: int) -> str:
+        return self._codec.token_bytes(token_id).decode(errors="replace")
+
+    def _offset_of(self, token_id: int) -> int:
+        offset = self._offset
+        self._offset += len(self._texts.push(token_id))
+        return offset

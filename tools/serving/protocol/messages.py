@@ -68,12 +68,12 @@ def _tool_calls(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
-    """A call in the form that templates expect. Arguments that are JSON of an object become that object."""
+    """A call in the form that templates expect. Arguments that are JSON become the value."""
     call_id = call.text("id")
     call.one_of("type", ("function",))
-    call.take("index")
+    call.whole("index", 0)  # clients send back what they got in streams
     function = Fields(call.take("function"), call.name("function"))
-    name, arguments = function.text("name"), function.take("arguments")
+    name, arguments = function.text("name"), function.of_kind("arguments", (str, dict), "JSON text, or an object")
     if name is None:
         raise invalid(function.name("name"), "got none, expected the name of a function")
     function.end()

@@ -23,7 +23,7 @@ MAX_PENALTY = 2
 # Fields that are runtime options; the runtime checks their values
 _OPTIONS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty")},
-    **{name: name for name in ("stop_token_ids", "num_speculative_tokens", "draft", "rule")},
+    **{name: name for name in ("num_speculative_tokens", "draft", "rule")},
     "min_tokens": "min_new_tokens",
 }
 _UNSUPPORTED = {
@@ -69,8 +69,8 @@ def chat_request(body: Any, defaults: Defaults) -> Wanted:
     fields = Fields(body)
     messages = messages_of(fields)
     tools = tool_use_of(fields)
-    chat = _chat_options(fields, tools)
-    asked, completion = fields.whole("max_tokens", 1), fields.whole("max_completion_tokens", 1)
+    chat = chat_options(fields, tools)
+    asked, completion = _max_tokens(fields, "max_tokens"), _max_tokens(fields, "max_completion_tokens")
     if asked is not None and completion is not None and asked != completion:
         raise invalid("max_completion_tokens", f"got {completion}, and max_tokens {asked}; give one of the two")
     structure = structure_of(fields)
@@ -89,7 +89,7 @@ def completion_request(body: Any, defaults: Defaults) -> Wanted:
     """A body of ``/v1/completions``. Raises ``ApiError``."""
     fields = Fields(body)
     prompts = _prompts(fields)
-    max_tokens = fields.whole("max_tokens", 0)
+    max_tokens = fields.whole("max_tokens", -1)
     echo = fields.flag("echo")
     logprobs = fields.whole("logprobs", 0, MAX_TOP_LOGPROBS)
     if echo and logprobs is not None:
@@ -103,8 +103,16 @@ def completion_request(body: Any, defaults: Defaults) -> Wanted:
     fields.refuse({"suffix": "text is only generated after a prompt"})
     _check_choices(common["n"], len(prompts))
     fields.end()
-    max_tokens = 16 if max_tokens is None else max_tokens
+    max_tokens = 16 if max_tokens is None else None if max_tokens == -1 else max_tokens
     return Wanted(prompts, options, False, structure=structure, max_tokens=max_tokens, echo=echo, **common)
+
+
+def _max_tokens(fields: Fields, name: str) -> int | None:
+    """A limit of one or more; None without one, which is llama.cpp's -1 too."""
+    value = fields.whole(name, -1)
+    if value == 0:
+        raise fields.wrong(name, value, "1 or more")
+    return None if value == -1 else value
 
 
 def _common(fields: Fields) -> dict[str, Any]:
@@ -156,6 +164,8 @@ def _options(fields: Fields, defaults: Defaults) -> dict[str, Any]:
     options.update({option: value for option, value in given.items() if value is not None})
     if options.get("top_k") == -1:  # vLLM's value for all tokens
         options["top_k"] = 0
+    if options.get("seed") == -1:  # vLLM's and llama.cpp's value for none
+        del options["seed"]
     for name in ("presence_penalty", "frequency_penalty"):
         value = fields.of_kind(name, (int, float), f"a number from -{MAX_PENALTY} to {MAX_PENALTY}")
         if value is not None:
@@ -163,6 +173,8 @@ def _options(fields: Fields, defaults: Defaults) -> dict[str, Any]:
                 raise fields.wrong(name, value, f"a number from -{MAX_PENALTY} to {MAX_PENALTY}")
             options[name] = value
     options["stop"] = _stops(fields)
+    if (ids := fields.of_kind("stop_token_ids", list, "a list of token ids")) is not None:
+        options["stop_token_ids"] = ids
     options["ignore_eos"] = fields.flag("ignore_eos")
     if (bias := _logit_bias(fields)) is not None:
         options["logit_bias"] = bias
@@ -197,14 +209,16 @@ def _chat_logprobs(fields: Fields) -> dict[str, Any]:
     return {"logprobs": (top or 0) if wanted else None}
 
 
-def _chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
+def chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
+    """The fields for the chat template. Raises ``ApiError``."""
     variables = fields.of_kind("chat_template_kwargs", dict, "an object {name: value}")
     continues = fields.flag("continue_final_message")
     adds = fields.of_kind("add_generation_prompt", bool, "true or false")
     try:
         return ChatOptions(variables, tools.schemas if tools else None, adds if adds is not None else None, continues)
     except UsageError as error:
-        raise refused(error) from error
+        option, given = str(error).partition(": ")[0], "chat_template_kwargs"
+        raise refused(error, {option: f"{given}.{option}"} if option in (variables or {}) else None) from error
 
 
 def _prompts(fields: Fields) -> list[Prompt]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specrt.serving.protocol.choices import Choice, Delta, merged_calls, timings_of
-from specrt.serving.protocol.logprobs import chat_logprobs, completion_logprobs
+from specrt.serving.protocol.logprobs import CompletionLogprobs, chat_logprobs
 from specrt.serving.protocol.requests import Wanted
 
 
@@ -31,7 +31,7 @@ class Answer:
     def __init__(self, wanted: Wanted, model: str, fingerprint: str, num_prompt_tokens: int) -> None:
         self._wanted, self._num_prompt_tokens = wanted, num_prompt_tokens
         self._begun = set[int]()
-        self._offsets = dict[int, int]()
+        self._logprobs_of = dict[int, CompletionLogprobs]()
         kind = "chat.completion" if wanted.is_chat else "text_completion"
         is_chunk = wanted.stream and wanted.is_chat
         self._head = {
@@ -127,10 +127,9 @@ class Answer:
             return None
         if self._wanted.is_chat:
             return chat_logprobs(choice.codec, delta.logprobs)
-        offset = self._offsets.get(choice.index, len(choice.prefix))
-        logprobs = completion_logprobs(choice.codec, delta.logprobs, offset)
-        self._offsets[choice.index] = offset + sum(map(len, logprobs["tokens"]))
-        return logprobs
+        if choice.index not in self._logprobs_of:
+            self._logprobs_of[choice.index] = CompletionLogprobs(choice.codec, len(choice.prefix))
+        return self._logprobs_of[choice.index].part(delta.logprobs)
 
 
 def encoded(data: Mapping[str, Any]) -> bytes:

@@ -21,10 +21,12 @@ ASK = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers"
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(served: Served, monkeypatch: Any) -> None:
     """Encoding takes memory of 100 times the size of a text."""
     codec = served.service.runtime.codec
-    monkeypatch.setattr(codec, "encode", lambda *_: pytest.fail("it was encoded"))
+    monkeypatch.setattr(codec, "ids_of_text", lambda *_, **__: pytest.fail("it was encoded"))
     text = "x" * (CONTEXT * codec.max_token_chars + 1)
+    tool = {"type": "function", "function": {"name": "f", "description": text}}
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/chat/completions", {"messages": [*user("x"), *user(text)]}),
+        ("/v1/chat/completions", {"messages": user("x"), "tools": [tool]}),
         ("/v1/completions", {"prompt": text}),
     ]
     for path, body in bodies:

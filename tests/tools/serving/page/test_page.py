@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.tools.serving.browser import BROWSER, opened
+from tests.tools.serving.page.browser import BROWSER, opened
 from tests.tools.serving.serving import Served, wait_until
 
 SPANS = "[...document.querySelectorAll('.assistant span')].map(span => [span.className, span.textContent])"
