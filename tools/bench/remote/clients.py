@@ -69,22 +69,21 @@ class HttpClient:
         path, data = self._parts.path.rstrip("/") + "/chat/completions", json.dumps(body)
         connection = self._connection()
         try:
-            started = time.perf_counter()
             try:
+                started = time.perf_counter()
                 connection.request("POST", path, data, self._headers)
                 response = connection.getresponse()
-            except (ConnectionError, http.client.RemoteDisconnected):  # it was kept for too long
+            except ConnectionError:  # the server has closed what was kept
                 connection.close()
                 started = time.perf_counter()
                 connection.request("POST", path, data, self._headers)
                 response = connection.getresponse()
             return self._read(response, started)
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
+        except BaseException as error:
+            connection.close()  # it may be in the middle of an answer
+            if not isinstance(error, (OSError, http.client.HTTPException)):
+                raise
             raise SpecrtError(f"{self.name}: no answer ({type(error).__name__}: {error}); is it running?") from error
-        except SpecrtError:
-            connection.close()
-            raise
 
     def _connection(self) -> http.client.HTTPConnection:
         """This thread's connection, open or not."""
