@@ -124,7 +124,8 @@ class Runtime:
         text = StopWatch(self.codec.stream(wanted.visible_special_tokens), settings.stop)
         constraint: Constraint | None = None
         if settings.structure is not None:
-            constraint = self._grammars.constraint(settings.structure, settings.ending_ids, len(ids))
+            greedy = settings.is_greedy
+            constraint = self._grammars.constraint(settings.structure, settings.ending_ids, len(ids), best_only=greedy)
         completion, stats = Completion(ids, settings, max_seq_len, text, constraint), Stats()
         return Stream(self._pooled_rounds(completion, stats), completion, text, stats)
 
@@ -136,8 +137,9 @@ class Runtime:
         return stream.result
 
     def reserve(self, num_sequences: int) -> None:
-        """Allocate the memory of ``num_sequences`` sequences now, so that none allocates when it begins."""
+        """Allocate and write the memory of ``num_sequences`` sequences now, so that none takes more when it grows."""
         for slot in [self._models.with_draft(self._models.new_slot()) for _ in range(num_sequences)]:
+            slot.touch()
             self._pool.give_back(slot)
 
     def warm(self, progress: Progress = SILENT) -> None:

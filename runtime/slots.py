@@ -58,6 +58,12 @@ class SlotModel:
         self.model.min_width = max(min_width, self._min_width)
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
+    def touch(self) -> None:
+        """Write the memory of a new, empty cache on the CPU. Else the system provides a page at its first use."""
+        if not self.model.binding.is_async:
+            for array in self.model.binding.host.values():
+                array.fill(0)
+
     def close(self) -> None:
         self.samplers.close()
         self.model.close()
@@ -75,6 +81,12 @@ class Slot:
         for part in (self.target, self.draft):
             if part is not None:
                 part.model.rollback(0)
+
+    def touch(self) -> None:
+        """See ``SlotModel.touch``."""
+        self.target.touch()
+        if self.draft is not None:
+            self.draft.touch()
 
     def close(self) -> None:
         self.target.close()

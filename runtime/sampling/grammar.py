@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from specrt.engines.contract import UNDRAFTED
 from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.interface import Array
 from specrt.runtime.sampling.masks import Mask, MaskedRows
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 32  # grammars that a runtime keeps
 # Sets of tokens whose masks are computed together where a grammar allows all of a set: white space, and texts within a
-# JSON string by length. With more lengths than llguidance's own, masks near a maxLength take a tenth of the time.
+# JSON string by length, and words. With more lengths than llguidance's own, masks near a maxLength take a tenth of the
+# time; with words, those within a `pattern` a third or less.
 _IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_IN_STRING}{{1,{n}}}" for n in (5, 10, 15, 20, 30)), f"{_IN_STRING}+"]
+_SLICES += ["[a-z]+", "[A-Za-z0-9]+"]
 _QUOTED_SOURCE = re.compile(r"\n +\d+ \| .*|\n +\^.*|<non-verbose/>|<backtrace>(?s:.*)")
 _POSITION = re.compile(r"^(at )?\d+\(\d+\): ")
 
@@ -42,6 +45,8 @@ class Vocabulary:
         self.tokens = [*map(token_bytes, range(vocab_size)), b"<end>"]
         self.eos_token_id = vocab_size
         self.special_token_ids = [*special_ids, vocab_size]
+        # What only masks decide: ids without text, and special ones
+        self.unusual_ids = frozenset(self.special_token_ids).union(i for i, data in enumerate(self.tokens) if not data)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokenizes no text, so that masks are not restricted to canonical tokens."""
@@ -57,7 +62,7 @@ class Grammars:
     def __init__(self, make_vocabulary: Callable[[], Vocabulary], eos_token_ids: Sequence[int]) -> None:
         self._make_vocabulary, self._eos_token_ids = make_vocabulary, tuple(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._vocab_size = 0
+        self._vocab_size, self._unusual_ids = 0, frozenset[int]()
         self._compiled: dict[Grammar, LLMatcher] = {}
         self._lock = threading.Lock()
 
@@ -70,23 +75,28 @@ class Grammars:
                 del self._compiled[next(iter(self._compiled))]
             return found
 
-    def constraint(self, grammar: Grammar, ending_ids: Collection[int], num_prompt_tokens: int) -> Constraint:
-        """The constraint of one generation, which ends at any of ``ending_ids``."""
+    def constraint(
+        self, grammar: Grammar, ending_ids: Collection[int], num_prompt_tokens: int, best_only: bool = False
+    ) -> Constraint:
+        """The constraint of one generation, which ends at any of ``ending_ids``. ``best_only``: see ``Constraint``."""
         matcher = self.compiled(grammar)
         ends = [token for token in self._eos_token_ids if token in ending_ids]
-        return Constraint(grammar.option, matcher, self._vocab_size, ends, ending_ids, num_prompt_tokens)
+        unusual = self._unusual_ids.union(ends)
+        return Constraint(
+            grammar.option, matcher, self._vocab_size, ends, ending_ids, num_prompt_tokens, unusual, best_only
+        )
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         llguidance = _llguidance(grammar.option)
         if self._tokenizer is None:
             vocabulary = self._make_vocabulary()
-            self._vocab_size = vocabulary.eos_token_id
+            self._vocab_size, self._unusual_ids = vocabulary.eos_token_id, vocabulary.unusual_ids
             self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=len(vocabulary.tokens), slices=_SLICES)
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher: LLMatcher = llguidance.LLMatcher(self._tokenizer, grammar.lark, log_level=0, limits=limits)
         if matcher.is_error():
             raise UsageError(f"{grammar.option}: {_reason(matcher)}; see docs/structured.md for what is supported")
-        first = Constraint(grammar.option, matcher, self._vocab_size, (), (), 0)
+        first = Constraint(grammar.option, matcher, self._vocab_size, (), (), 0, self._unusual_ids)
         if first.is_complete(()):
             raise UsageError(f"{grammar.option}: allows only the empty text, expected at least one token")
         return matcher
@@ -97,6 +107,9 @@ class Constraint:
 
     Prefixes must be allowed by the grammar. They may come in any order, but ``committed`` only grows.
     ``eos_token_ids`` are allowed where the text may end. One of ``ending_ids`` ends it.
+
+    Whether one id may follow needs no mask, except for ``unusual_ids``. With ``best_only``, for greedy decoding, rows
+    whose largest logit is that of an allowed id need none either, and are not changed.
     """
 
     def __init__(
@@ -107,8 +120,11 @@ class Constraint:
         eos_token_ids: Sequence[int],
         ending_ids: Collection[int],
         num_prompt_tokens: int,
+        unusual_ids: Collection[int],
+        best_only: bool = False,
     ) -> None:
         self.name = name
+        self._unusual_ids, self._best_only = unusual_ids, best_only
         self._fresh, self._matcher = matcher, matcher.deep_copy()
         self._vocab_size, self._eos_token_ids, self._ending_ids = vocab_size, list(eos_token_ids), frozenset(ending_ids)
         self._num_prompt_tokens = num_prompt_tokens
@@ -128,7 +144,17 @@ class Constraint:
 
     def is_complete(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
         """Whether the text has ended, by an ending id or because only the end may follow."""
-        return self._is_ended(committed, ahead) or self.mask(committed, ahead).is_end
+        if self._is_ended(committed, ahead):
+            return True
+        self._seek(committed, ahead)
+        return self._matcher.is_accepting() and self.mask(committed, ahead).is_end
+
+    def allows(self, token: int, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
+        """Whether ``token`` may follow ``committed`` and ``ahead``."""
+        if token >= self._vocab_size or token in self._unusual_ids:
+            return self.mask(committed, ahead).allows(token)
+        self._seek(committed, ahead)
+        return self._matcher.validate_tokens([token]) == 1
 
     def forced(self, committed: Sequence[int], ahead: Sequence[int] = ()) -> int | None:
         """The id that must follow; None if several may follow, or none."""
@@ -141,7 +167,7 @@ class Constraint:
         """
         kept: list[int] = []
         for token in drafted[:k]:
-            if self.is_complete(committed, kept) or not self.mask(committed, kept).allows(token):
+            if self.is_complete(committed, kept) or not self.allows(token, committed, kept):
                 break
             kept.append(token)
         while len(kept) < k and (forced := self.forced(committed, kept)) is not None:
@@ -156,14 +182,20 @@ class Constraint:
         """
         prefix = list(ahead)
         for row in range(len(logits)):
-            if self._is_ended(committed, prefix) or (mask := self.mask(committed, prefix)).is_end:
+            if self.is_complete(committed, prefix):
                 break
-            if not self._rows.apply(mask, logits[row]):
+            is_fine = self._best_only and self._allows_best(logits[row], committed, prefix)
+            if not is_fine and not self._rows.apply(self.mask(committed, prefix), logits[row]):
                 return row
-            if row >= len(drafted) or not mask.allows(drafted[row]):
+            if row >= len(drafted) or not self.allows(drafted[row], committed, prefix):
                 break
             prefix.append(drafted[row])
         return len(logits)
+
+    def _allows_best(self, logits: Array, committed: Sequence[int], ahead: Sequence[int]) -> bool:
+        """Whether the first id with the largest logit, which the model may choose, may follow: then a mask keeps it."""
+        best = int(logits.argmax())
+        return bool(UNDRAFTED < logits[best] < np.inf) and self.allows(best, committed, ahead)
 
     def _is_ended(self, committed: Sequence[int], ahead: Sequence[int]) -> bool:
         if ahead:

@@ -81,7 +81,8 @@ class TextCodec:
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
-        is_chat = not isinstance(prompt, str) and any(map(is_message, prompt))
+        is_known = self._are_valid(prompt)  # seen at once, since a long prompt has many ids
+        is_chat = not isinstance(prompt, str) and not is_known and any(map(is_message, prompt))
         if chat is not None and chat.given and not is_chat:
             raise UsageError(f"{chat.given}: only for lists of messages, got another kind of prompt; leave it out")
         if not prompt:
@@ -94,6 +95,8 @@ class TextCodec:
             ids = list(prompt)
         if not ids:
             raise UsageError(f"prompt: got no tokens, expected at least one; pass {PROMPT_KINDS} that is not empty")
+        if is_known or self._are_valid(ids):
+            return ids
         for index, token_id in enumerate(ids):
             is_integer = hasattr(token_id, "__index__") and not isinstance(token_id, bool)
             if not (is_integer and 0 <= token_id < self._vocab_size):
@@ -102,6 +105,10 @@ class TextCodec:
                     "pass the text, or ids of the target's tokenizer"
                 )
         return list(map(int, ids))
+
+    def _are_valid(self, ids: Prompt) -> bool:
+        """Whether ``ids`` are plain integers, at least one, in the vocabulary."""
+        return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self._vocab_size  # type: ignore[type-var,operator]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens. Ids that pad the vocabulary have no text."""

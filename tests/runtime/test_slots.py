@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from specrt.engines.fake import fake_spec
+from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
+from specrt.runtime.model import KVCachedModel
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
-from specrt.runtime.slots import Slot, SlotPool
+from specrt.runtime.slots import Slot, SlotModel, SlotPool
 from tests.runtime.support.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
 from tests.runtime.support.fakes import POISON, Engine, cache_of, slot_of
 from tests.runtime.support.plain import decode
@@ -263,3 +267,21 @@ def test_four_threads_answer_as_one(open_bundle: Open, runtime: Runtime, models:
         for _ in range(3):
             running = [threads.submit(runtime.generate, prompt, **options) for prompt, options in requests()]
             assert [shown(future.result()) for future in running] == expected
+
+
+def test_memory_that_is_touched_is_resident_before_it_is_used() -> None:
+    """Zeroed memory is not: the system provides its pages when they are written."""
+    spec = fake_spec(max_seq_len=8 << 20)  # 32 MB of keys and as much of values
+    model = KVCachedModel(FakeEngine(spec, lambda prefix: 0), spec)
+    part = SlotModel(model, SamplerEngines(lambda name: FakeSampler(spec)))
+    before = resident_bytes()
+    part.touch()
+    assert resident_bytes() - before > 60e6
+    before = resident_bytes()
+    part.touch()
+    assert resident_bytes() - before < 1e6
+
+
+def resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

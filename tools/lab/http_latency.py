@@ -4,7 +4,8 @@ The library, ``specrt serve``, llama.cpp's server and ONNX Runtime GenAI are pro
 threads. One of them works at a time: they take turns on the same prompts, in an order that alternates. GenAI has no
 server: it runs in process and answers one request after another, also for several clients. Each request begins with
 another number, so that no cache of prefixes holds it. ``--int4`` adds a server of a 4-bit bundle, with which
-llama-server is compared; without it that is compared with the first server. Texts are compared among equal weights only.
+llama-server is compared; without it that is compared with the first server. Texts are compared only among equal
+weights.
 """
 
 from __future__ import annotations

@@ -46,18 +46,30 @@ class Report:
     idle_slots: int | None = None
 
     @property
+    def fifths_mb(self) -> list[float]:
+        """The means of the five fifths of the samples, or of all samples if there are fewer."""
+        size = max(1, len(self.rss_mb) // 5)
+        parts = [self.rss_mb[start : start + size] for start in range(0, min(5, len(self.rss_mb)) * size, size)]
+        return [sum(part) / len(part) for part in parts]
+
+    @property
     def growth(self) -> float:
-        """Relative growth of the mean from the second to the last fifth of the samples. The first fifth is warm-up."""
-        fifth = max(1, len(self.rss_mb) // 5)
-        early, late = self.rss_mb[fifth : 2 * fifth] or self.rss_mb[:1], self.rss_mb[-fifth:]
-        return sum(late) / len(late) / (sum(early) / len(early)) - 1
+        """The largest of the last three fifths over the second. The first one is warm-up."""
+        fifths = self.fifths_mb
+        return max(fifths[2:], default=fifths[-1]) / fifths[min(1, len(fifths) - 1)] - 1
+
+    @property
+    def whole_growth(self) -> float:
+        """The largest sample over the first: with the warm-up."""
+        return max(self.rss_mb) / self.rss_mb[0] - 1
 
     def as_dict(self) -> dict[str, Any]:
-        """As printed, and as quoted in docs/serving.md."""
+        """As printed, and as quoted in docs/serving.md. ``rss_mb``: the first, the largest, means of the fifths."""
         return {
             "outcomes": dict(sorted(self.outcomes.items())),
-            "rss_mb": [round(self.rss_mb[0], 1), round(self.rss_mb[-1], 1)] if self.rss_mb else [],
-            "rss_growth": round(self.growth, 4) if self.rss_mb else None,
+            "rss_mb": [round(mb, 1) for mb in (self.rss_mb[0], max(self.rss_mb), *self.fifths_mb)],
+            "rss_growth": round(self.growth, 4),
+            "rss_growth_from_first_sample": round(self.whole_growth, 4),
             "idle_slots": self.idle_slots,
             "exit_code": self.exit_code,
             "problems": self.problems[:20],

@@ -14,6 +14,7 @@ import httpx
 
 from specrt.tools.lab.soak_jobs import CHAT, COMPLETIONS, Job, joined
 
+TIMEOUT_S = 300  # without an answer, also on a machine that others use: then the server is stuck
 _BUSY = (429,)
 _JSON = {"content-type": "application/json"}
 
@@ -40,7 +41,7 @@ class Server:
 
 def whole(server: Server, job: Job, chance: random.Random) -> str:
     """Reads an answer that is not streamed."""
-    response = httpx.post(server.url + job.path, json=dict(job.body), timeout=60)
+    response = httpx.post(server.url + job.path, json=dict(job.body), timeout=TIMEOUT_S)
     if response.status_code in _BUSY:
         return "busy"
     choice = response.json()["choices"][0]
@@ -106,7 +107,7 @@ def malformed(server: Server, job: Job, chance: random.Random) -> str:
         (COMPLETIONS, json.dumps({**prompt, "response_format": wrong}).encode()),
     ]
     path, content = chance.choice(choices)
-    response = httpx.post(server.url + path, content=content, headers=_JSON, timeout=60)
+    response = httpx.post(server.url + path, content=content, headers=_JSON, timeout=TIMEOUT_S)
     return "refused" if response.status_code == 400 else f"failed: status {response.status_code}"
 
 
@@ -116,7 +117,7 @@ def oversized(server: Server, job: Job, chance: random.Random) -> str:
     message = {"role": "user", "content": text}
     body = {"prompt": text} if job.path == COMPLETIONS else {"messages": [message]}
     try:
-        response = httpx.post(server.url + job.path, json=body, timeout=60)
+        response = httpx.post(server.url + job.path, json=body, timeout=TIMEOUT_S)
     except httpx.TransportError:  # it closed the connection while the body was being sent
         return "refused"
     return "refused" if response.status_code in (400, 413) else f"failed: status {response.status_code}"
@@ -125,7 +126,7 @@ def oversized(server: Server, job: Job, chance: random.Random) -> str:
 def asking(server: Server, job: Job, chance: random.Random) -> str:
     """Sends a request other than a generation."""
     path = chance.choice(("/health", "/metrics", "/v1/models", "/"))
-    status = httpx.get(server.url + path, timeout=60).status_code
+    status = httpx.get(server.url + path, timeout=TIMEOUT_S).status_code
     return "answered" if status == 200 else f"failed: status {status}"
 
 
@@ -139,7 +140,7 @@ CLIENTS: dict[str, Client] = {
 def _read(server: Server, job: Job, pause_s: float, num_lines: int | None = None) -> str:
     deltas: list[Mapping[str, Any]] = []
     body = {**job.body, "stream": True}
-    with httpx.stream("POST", server.url + job.path, json=body, timeout=60) as response:
+    with httpx.stream("POST", server.url + job.path, json=body, timeout=TIMEOUT_S) as response:
         if response.status_code in _BUSY:
             return "busy"
         for number, line in enumerate(response.iter_lines()):
@@ -161,7 +162,7 @@ def _compared(text: str, job: Job) -> str:
 
 
 def _connection(server: Server) -> socket.socket:
-    return socket.create_connection((server.host, server.port), timeout=60)
+    return socket.create_connection((server.host, server.port), timeout=TIMEOUT_S)
 
 
 def _request(path: str, body: Mapping[str, Any]) -> bytes:

@@ -92,9 +92,12 @@ async def _generate(request: Request) -> Any:
     service, body = await _body(request)
     read = chat_request if route_path(request.scope) == "/v1/chat/completions" else completion_request
     wanted = read(body, service.config.defaults)
-    preparing: CapacityLimiter = request.app.state.preparing
-    choices, num_prompt_tokens = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
-    return Exchange(service, wanted, service.submit(choices, num_prompt_tokens))
+    if service.prepares_quickly(wanted):
+        prepared = service.prepare(wanted)
+    else:
+        preparing: CapacityLimiter = request.app.state.preparing
+        prepared = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
+    return Exchange(service, wanted, service.submit(*prepared))
 
 
 async def _tokenize(request: Request) -> Response:

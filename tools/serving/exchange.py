@@ -38,6 +38,8 @@ class Exchange:
 
     def __init__(self, service: Service, wanted: Wanted, job: Job) -> None:
         self._service, self._wanted, self._job = service, wanted, job
+        if not wanted.stream:
+            job.first_sent.set()
         self._answer = Answer(wanted, service.model_name, service.fingerprint, job.num_prompt_tokens)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +59,7 @@ class Exchange:
             self._service.metrics.count("request_cancelled")
             scope["specrt_cancelled"] = True
         finally:
+            self._job.first_sent.set()
             late.cancel()
             for task in (answering, leaving):
                 task.cancel()
@@ -88,12 +91,13 @@ class Exchange:
         try:
             async for choice, delta in self._deltas():
                 data = b"".join(map(event, self._answer.chunks(choice, delta)))
-                if not data:
-                    continue
-                if not is_begun:
+                if data and not is_begun:
                     await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
                     is_begun = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                if delta.token_ids:
+                    self._job.first_sent.set()
             last = event(self._answer.usage_chunk(self._job.choices)) if self._wanted.include_usage else b""
         except ApiError as error:
             last = event(error.as_dict())

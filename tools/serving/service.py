@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from specrt.engines.errors import BackendError, UsageError
 from specrt.engines.progress import Progress
+from specrt.runtime.options import Options
 from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.stream import Step, Stream
 from specrt.runtime.text.codec import Prompt, TextTooLongError
@@ -27,6 +29,11 @@ from specrt.serving.scheduler import Draining, Generation, Outcome, QueueFull, S
 from specrt.serving.structures import grammar_options, refused_request
 
 _LOG = logging.getLogger(__name__)
+# The engine waits this long at most for the chunk of a first token. Its next pass takes all cores, and without the wait
+# the event loop and a client on this machine would get one after a time slice of the operating system: some ms.
+_FIRST_CHUNK_S = 0.005
+_WAYS: Sequence[Options] = ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"presence_penalty": 0.5})
+_QUICK_CHARS = 2048  # prompts of so many characters are encoded in less time than a change of threads takes
 
 
 @dataclass(frozen=True)
@@ -78,13 +85,17 @@ Report = tuple[int, Outcome]
 
 
 class Job:
-    """The generations of one request and their reports, for the event loop that created it."""
+    """The generations of one request and their reports, for the event loop that created it.
+
+    ``first_sent`` is set when the first token has been sent, or need not be sent soon.
+    """
 
     def __init__(self, choices: Sequence[Choice], num_prompt_tokens: int, timeout_s: float) -> None:
         self.choices, self.num_prompt_tokens = choices, num_prompt_tokens
         self.arrived = time.monotonic()
         self.deadline = self.arrived + timeout_s
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.first_sent = threading.Event()
         self._loop = asyncio.get_running_loop()
         self.generations: list[Generation] = []
 
@@ -125,11 +136,15 @@ class Service:
         return self.config.model_names[0]
 
     def warm_up(self) -> None:
-        """Load what the first generations would load: the samplers, and the tokenizer of grammars (0.4 s)."""
+        """Load what the first generations would load: the samplers, in each slot, and the tokenizer of grammars."""
         for temperature in (0.0, 1.0):
             self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
+        for options in _WAYS:
+            for _ in range(self.config.limits.max_concurrency):  # in turn the slot that was idle longest
+                self.runtime.generate([0], max_new_tokens=1, **options)
         try:
-            self.runtime.generate([0], max_new_tokens=4, json_object=True)
+            for _ in range(self.config.limits.max_concurrency):
+                self.runtime.generate([0], max_new_tokens=1, json_object=True)
         except (UsageError, BackendError) as error:  # the requests that need a grammar get this as a 400
             _LOG.info("no structured output: %s", error)
 
@@ -157,6 +172,12 @@ class Service:
             return self._choices(wanted)
         except (UsageError, BackendError) as error:
             raise refused_request(error, wanted, self.runtime) from error
+
+    def prepares_quickly(self, wanted: Wanted) -> bool:
+        """Whether ``prepare`` may be called in the event loop: few short prompts, and no grammar to compile."""
+        is_plain = wanted.structure is None and wanted.tools is None
+        num_chars = sum(_num_chars(prompt) for prompt in wanted.prompts)
+        return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
 
     def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
         """Queue a request. Call it in the event loop. Raises ``ApiError``."""
@@ -247,13 +268,18 @@ class Service:
         def counted(outcome: Outcome) -> None:
             nonlocal begun
             if isinstance(outcome, Step):
-                if math.isnan(begun) and outcome.round.emitted:
+                is_first = math.isnan(begun) and bool(outcome.round.emitted)
+                if is_first:
                     begun = time.monotonic()
+                    report(outcome)
+                    job.first_sent.wait(_FIRST_CHUNK_S)
                     metrics.count_prefill(stream.stats)
                     metrics.observe("time_to_first_token_seconds", begun - job.arrived)
                     waited = (job.generations[index].started or begun) - job.arrived
                     metrics.observe("request_queue_time_seconds", waited)
                 metrics.count_step(outcome)
+                if is_first:
+                    return
             elif outcome is None:
                 num_further = len(stream.token_ids) - 1
                 if num_further > 0:
@@ -263,3 +289,9 @@ class Service:
             report(outcome)
 
         return counted
+
+
+def _num_chars(prompt: Prompt) -> int:
+    """The characters of a text or of messages; 0 for ids."""
+    parts = [] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, dict)]
+    return len(prompt) if isinstance(prompt, str) else sum(len(str(value)) for part in parts for value in part.values())

@@ -123,6 +123,46 @@ def test_a_text_that_the_tokenizer_cannot_write_is_a_dead_end_which_stops_nothin
     assert constraint.forced((), [0]) == 1
 
 
+@hypothesis_settings(max_examples=60)
+@given(st.lists(st.integers(0, 7), max_size=9), st.sampled_from([PATTERN, "(ab?)*", "x?", "(na|a)[^b]*n?"]))
+def test_one_id_is_allowed_where_a_mask_allows_it(choices: list[int], pattern: str) -> None:
+    """Ids with text, without text, special ones and the end; and the text is complete where the mask says so."""
+    for eos in ([EOS], []):
+        grammars = grammars_of(LETTERS, eos, [SPECIAL, EOS])
+        masks, prefix = grammars.constraint(regex(pattern), eos, 0), list[int]()
+        for choice in [*choices, 0]:
+            other = grammars.constraint(regex(pattern), eos, 0)
+            ids = allowed(masks, (), prefix)
+            assert ids == [token for token in range(len(LETTERS)) if other.allows(token, (), prefix)]
+            assert not any(other.allows(token, (), prefix) for token in (len(LETTERS), len(LETTERS) + 9))
+            assert masks.is_complete((), prefix) == other.is_complete((), prefix) == masks.mask((), prefix).is_end
+            ids = [token for token in ids if token != EOS]
+            if not ids:
+                break
+            prefix.append(ids[choice % len(ids)])
+
+
+@pytest.mark.parametrize("best_only", [False, True])
+def test_greedy_rows_keep_their_choice_and_need_no_mask_if_it_is_allowed(best_only: bool) -> None:
+    """The first of the largest allowed logits is that of a masked row; other rows are masked."""
+    grammars, rng = grammars_of(LETTERS, [EOS], [SPECIAL, EOS]), np.random.default_rng(5)
+    num_unmasked = 0
+    for _ in range(60):
+        drafted = list(b"nab"[: rng.integers(0, 4)])
+        logits = rng.integers(0, 3, (4, len(LETTERS) + 4)).astype(np.float32)  # many ties
+        for row, token in enumerate(rng.integers(0, len(LETTERS) + 4, 4)):
+            logits[row, token] = rng.choice([9, -np.inf])
+        logits[0, [ord("n"), 256, 258]] += rng.choice([0, 20])
+        masked, changed = logits.copy(), logits.copy()
+        one = grammars.constraint(regex(PATTERN), [EOS], 0)
+        other = grammars.constraint(regex(PATTERN), [EOS], 0, best_only=best_only)
+        num_open = one.apply(masked, (), (), drafted)
+        assert other.apply(changed, (), (), drafted) == num_open
+        assert masked[:num_open].argmax(1).tolist() == changed[:num_open].argmax(1).tolist()
+        num_unmasked += int((changed[0] == logits[0]).all())
+    assert (num_unmasked > 10) == best_only
+
+
 @pytest.mark.parametrize("vocab_size", [31, 32, 33, 63, 64, 200])
 def test_masks_of_all_sizes(vocab_size: int) -> None:
     rng = np.random.default_rng(vocab_size)

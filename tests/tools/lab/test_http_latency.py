@@ -28,7 +28,8 @@ def test_each_server_is_compared_with_its_own_and_texts_only_among_equal_weights
     assert [turns.num for turns in (library, four, *others)] == [3, 3, 5, 5 * NUM_SLOTS]
     speeds = {"server": 1.0, "server, int4": 2.0, "llama-server": 6.0, "genai": 4.0}
     found = [Measured(name, 1, [Timing(1 / of, 2 / of, 8, "text")] * 5, [of] * 5) for name, of in speeds.items()]
-    rows = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[-5:-1]] for row in others[0].rows(found)}
+    cells = [[cell.strip() for cell in row.split("|")] for row in others[0].rows(found)]
+    rows = {row[1]: row[-5:-1] for row in cells}
     assert rows["server"] == rows["server, int4"] == [""] * 4
     assert rows["llama-server"][0] == "server, int4" and rows["llama-server"][2].startswith("3.000")
     assert rows["llama-server"][3] == "", "other weights"

@@ -58,7 +58,11 @@ def test_schemas_calls_and_plain_texts_are_in_the_mix(bundle: Path, jobs: list[J
     assert with_tools(bundle, Path("not/written")) == bundle, "its template takes tools already"
 
 
-def test_growth_is_measured_after_a_warm_up() -> None:
+def test_growth_is_measured_after_a_warm_up_and_with_it() -> None:
     assert Report(rss_mb=[10.0, 100, 100, 100, 102]).growth == pytest.approx(0.02)
     assert Report(rss_mb=[10.0, 100, 100, 100, 100]).growth == 0
     assert Report(rss_mb=[10.0, 100, 120, 130, 150]).growth == pytest.approx(0.5)
+    assert Report(rss_mb=[10.0, 100, 130, 100, 100]).growth == pytest.approx(0.3), "also in between"
+    assert Report(rss_mb=[100.0] * 5 + [101] * 19 + [150]).whole_growth == pytest.approx(0.5)
+    assert Report(rss_mb=[100.0] * 5 + [101] * 20).as_dict()["rss_mb"] == [100, 101, 100, 101, 101, 101, 101]
+    assert Report(rss_mb=[100.0]).growth == Report(rss_mb=[100.0]).whole_growth == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,21 @@ def test_several_clients_ask_at_once(served: Served) -> None:
     assert (found.num_clients, len(found.timings), len(found.throughputs)) == (4, 8, 1)
     slowest = max(timing.last_s for timing in found.timings)
     assert found.throughputs[0] * slowest < sum(timing.num_tokens for timing in found.timings) * 1.01
+
+
+def test_a_connection_is_kept_and_replaced_where_it_has_ended(served: Served) -> None:
+    client = HttpClient(f"{served.url}/v1")
+    texts = [client.ask(PROMPTS[0], 20, 0).text]
+    first = client._connection().sock
+    texts.append(client.ask(PROMPTS[0], 20, 0).text)
+    assert client._connection().sock is first
+    first.shutdown(socket.SHUT_RDWR)
+    texts.append(client.ask(PROMPTS[0], 20, 0).text)
+    assert client._connection().sock is not first
+    assert texts == [PROMPTS[0].text[:20]] * 3
+    with pytest.raises(SpecrtError, match="status 400"):
+        client.ask(Prompt("long", "x" * 5000), 2, 0)
+    assert client.ask(PROMPTS[0], 20, 0).text == texts[0], "after an answer that was not read to its end"
 
 
 def test_intervals_and_ratios() -> None:

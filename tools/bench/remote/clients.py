@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,13 +42,17 @@ class Client(Protocol):
 
 
 class HttpClient:
-    """A server at ``url``, such as ``http://127.0.0.1:8000/v1``. Raises ``UsageError`` for another kind of address."""
+    """A server at ``url``, such as ``http://127.0.0.1:8000/v1``. Raises ``UsageError`` for another kind of address.
+
+    Each thread keeps its connection, as OpenAI's client does.
+    """
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"--url: got {url!r}, expected an address such as http://127.0.0.1:8000/v1")
         self.name, self._parts, self._model = url, parts, model
+        self._kept = threading.local()
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
     def ask(self, prompt: Prompt, max_new_tokens: int, temperature: float) -> Timing:
@@ -61,17 +66,32 @@ class HttpClient:
         }
         if self._model is not None:
             body["model"] = self._model
-        connect = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = connect(str(self._parts.hostname), self._parts.port, timeout=TIMEOUT_S)
+        path, data = self._parts.path.rstrip("/") + "/chat/completions", json.dumps(body)
+        connection = self._connection()
         try:
-            started = time.perf_counter()
-            path = self._parts.path.rstrip("/") + "/chat/completions"
-            connection.request("POST", path, json.dumps(body), self._headers)
-            return self._read(connection.getresponse(), started)
-        except (OSError, http.client.HTTPException) as error:
+            try:
+                started = time.perf_counter()
+                connection.request("POST", path, data, self._headers)
+                response = connection.getresponse()
+            except ConnectionError:  # the server has closed what was kept
+                connection.close()
+                started = time.perf_counter()
+                connection.request("POST", path, data, self._headers)
+                response = connection.getresponse()
+            return self._read(response, started)
+        except BaseException as error:
+            connection.close()  # it may be in the middle of an answer
+            if not isinstance(error, (OSError, http.client.HTTPException)):
+                raise
             raise SpecrtError(f"{self.name}: no answer ({type(error).__name__}: {error}); is it running?") from error
-        finally:
-            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """This thread's connection, open or not."""
+        if not hasattr(self._kept, "connection"):
+            connect = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+            self._kept.connection = connect(str(self._parts.hostname), self._parts.port, timeout=TIMEOUT_S)
+        kept: http.client.HTTPConnection = self._kept.connection
+        return kept
 
     def _read(self, response: http.client.HTTPResponse, started: float) -> Timing:
         if response.status != 200:

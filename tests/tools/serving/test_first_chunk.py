@@ -1,0 +1,76 @@
+"""The engine begins no further round before the first token's chunk is sent, and waits for nothing else."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from specrt.serving import service as service_module
+from specrt.serving.exchange import Exchange
+from specrt.serving.protocol.requests import completion_request
+from tests.tools.serving.serving import Served, events, user
+
+FOREVER_S = 15.0
+
+
+@pytest.fixture
+def patient(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """Waits without a limit, so that a wait for nothing is seen."""
+    monkeypatch.setattr(service_module, "_FIRST_CHUNK_S", FOREVER_S)
+    return served
+
+
+def tokens_at_first_chunk(served: Served, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many tokens there are when the chunk of the first token is sent, by a slow event loop."""
+    found = list[int]()
+    stream = Exchange._stream
+
+    async def watched(self: Exchange, send: Any) -> None:
+        async def seen(message: Any) -> None:
+            if message["type"] == "http.response.body" and not found:
+                time.sleep(0.2)
+                found.append(self._job.choices[0].num_tokens)
+            await send(message)
+
+        await stream(self, seen)
+
+    monkeypatch.setattr(Exchange, "_stream", watched)
+    text = "".join(
+        chunk["choices"][0]["delta"].get("content", "")
+        for chunk in events(served.post("/v1/chat/completions", messages=user("a" * 40), stream=True))
+    )
+    assert text == "a" * 40
+    return found[0]
+
+
+def test_the_first_chunk_is_sent_before_the_next_round(patient: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokens_at_first_chunk(patient, monkeypatch) == 1
+
+
+def test_without_the_wait_rounds_go_on(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control."""
+    monkeypatch.setattr(service_module, "_FIRST_CHUNK_S", 0.0)
+    assert tokens_at_first_chunk(served, monkeypatch) > 1
+
+
+def test_nothing_waits_for_a_chunk_that_is_not_sent(patient: Served) -> None:
+    """Whole answers, texts whose first token has no text yet, several choices, and clients that left."""
+    started = time.monotonic()
+    assert patient.chat("x" * 9)["choices"][0]["message"]["content"] == "x" * 9
+    for body in ({"messages": user("äöü")}, {"messages": user("x" * 9), "n": 3}, {"messages": user("y" * 300)}):
+        assert len(events(patient.post("/v1/chat/completions", **body, stream=True))) > 2
+    with patient.client.stream("POST", "/v1/chat/completions", json={"messages": user("z" * 400), "stream": True}):
+        pass
+    assert patient.chat("x")["choices"][0]["message"]["content"] == "x"
+    assert time.monotonic() - started < FOREVER_S
+
+
+def test_short_plain_prompts_are_prepared_in_the_event_loop(served: Served) -> None:
+    def is_quick(**body: Any) -> bool:
+        return served.service.prepares_quickly(completion_request(body, served.service.config.defaults))
+
+    assert is_quick(prompt="x" * 2048) and is_quick(prompt=[1, 2], n=2)
+    assert not is_quick(prompt="x" * 2049) and not is_quick(prompt=["x"] * 3) and not is_quick(prompt="x", n=3)
+    assert not is_quick(prompt="x", structured_outputs={"regex": "a"})
