@@ -20,18 +20,20 @@ from specrt.engines.contract import ITEM_BYTES, LOGITS, ROW_INDICES, ROWS, Contr
 from specrt.engines.ort.cpu import session_options
 from specrt.engines.trt.profiles import shapes_of
 from tests.engines.gpu.simulated_cuda import ALIGNMENT, POISON, SimulatedCuda
+from tests.engines.trt.support.library_types import ComputeCapability as ComputeCapability
+from tests.engines.trt.support.library_types import CudaGraphStrategy as CudaGraphStrategy
+from tests.engines.trt.support.library_types import DataType as DataType
 from tests.engines.trt.support.library_types import (
-    ComputeCapability,
-    CudaGraphStrategy,
-    DataType,
-    DynamicShapesKernelSpecializationStrategy,
-    ExecutionContextAllocationStrategy,
-    ILogger,
-    IRuntimeCache,
-    IRuntimeConfig,
-    TensorIOMode,
-    TensorLocation,
+    DynamicShapesKernelSpecializationStrategy as DynamicShapesKernelSpecializationStrategy,
 )
+from tests.engines.trt.support.library_types import (
+    ExecutionContextAllocationStrategy as ExecutionContextAllocationStrategy,
+)
+from tests.engines.trt.support.library_types import ILogger as ILogger
+from tests.engines.trt.support.library_types import IRuntimeCache as IRuntimeCache
+from tests.engines.trt.support.library_types import IRuntimeConfig as IRuntimeConfig
+from tests.engines.trt.support.library_types import TensorIOMode as TensorIOMode
+from tests.engines.trt.support.library_types import TensorLocation as TensorLocation
 from tests.exporter.samplers.random_ties import as_a_device_would
 
 SCRATCH_BYTES = 4096
