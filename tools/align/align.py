@@ -183,9 +183,9 @@ def print_alignment(found: Alignment, json_file: Path | None = None) -> None:
         console.print(f"means at temperature {at:g}: TV(p, q) {found.tv:.3f}, KL(p || q) {found.kl:.3f} nats")
     positions = ", ".join(f"{chance:.2f}" for chance in found.acceptance_by_position)
     console.print(f"acceptance by position, given that those before were accepted: {positions or '-'}")
-    shares = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
-    rows = [(name, f"{rate:.0%}") for name, rate in shares]
-    console.print(figures_table("accepted / drafted by category", ["category", ""], rows))
+    by_category = sorted(found.acceptance_by_category.items(), key=lambda item: -item[1])
+    shares = [(name, f"{rate:.0%}") for name, rate in by_category]
+    console.print(figures_table("accepted / drafted by category", ["category", ""], shares))
     rows = [(str(k), f"{found.tokens_per_round_by_k[k]:.2f}", f"{gain:.2f}") for k, gain in found.speedup_by_k.items()]
     title = f"expected with passes timed here ({found.target_ms[0]:.1f} ms plain)"
     console.print(figures_table(title, ["K", "tokens per round", "times plain"], rows))

@@ -152,7 +152,8 @@ def main(bundle: Path, backend: str | None, device: str | None, max_new_tokens: 
     if as_json:
         click.echo(json.dumps(result))
         return
-    rows = [[name, *(f"{figure:.2f}" for figure in figures)] for name, *figures in map(dict.values, result["ways"])]
+    ways = (way.values() for way in result["ways"])
+    rows = [[name, *(f"{figure:.2f}" for figure in figures)] for name, *figures in ways]
     headings = ("way", "tokens/s", "tokens per round", "round ms", "host ms", "between launches us")
     Console().print(figures_table(f"{result['backend']} on {result['device']}", headings, rows))
     first = result["target_pass_ms"][0]

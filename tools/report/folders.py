@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _PART = r"[^\s/\\'\"`,;:()\[\]<>]+"
-_ABSOLUTE = re.compile(rf"(?<![\w/\\:.~-])(?:~|[A-Za-z]:)?[/\\](?:{_PART}[/\\])*({_PART})")
+_ABSOLUTE = re.compile(rf"(?<![\w/\\:.~-])(?:~|[A-Za-z]:)?[/\\](?:{_PART}[/\\])+({_PART})")
 
 
 def without_folders(value: Any) -> Any:

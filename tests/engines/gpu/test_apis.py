@@ -17,7 +17,6 @@ from specrt.engines.trt.library import DTYPES
 from tests.conftest import has_nvidia_gpu
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.trt import simulated_trt
-from tests.engines.trt.support import library_types
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -100,8 +99,7 @@ OURS = {  # of the simulation itself
 @pytest.mark.parametrize("name", CLASSES)
 def test_tensorrt_has_what_the_simulation_has(name: str) -> None:
     trt = pytest.importorskip("tensorrt_rtx")
-    real = getattr(trt, name)
-    simulated = getattr(library_types, name, None) or getattr(simulated_trt, name)
+    real, simulated = getattr(trt, name), vars(simulated_trt)[name]
     members = {m for m in (*vars(simulated), *getattr(simulated, "__annotations__", {})) if not m.startswith("_")}
     if name == "IRuntimeConfig":
         members |= {"cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy"}

@@ -29,7 +29,8 @@ from specrt.tools.gpu_check.kit import Kit
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.ort.simulated_ort import SimulatedOrt
-from tests.engines.trt.simulated_trt import IExecutionContext, IRuntimeCache
+from tests.engines.trt.simulated_trt import IExecutionContext
+from tests.engines.trt.support.library_types import IRuntimeCache
 from tests.exports import Exports
 from tests.tools.gpu_check.performing import performed, view
 

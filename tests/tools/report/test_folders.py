@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_files_of_a_bench_name_no_folder(benched: Bench, tmp_path: Path) -> None
     """Neither of the models, nor of an option, nor of a message."""
     place = tmp_path / "models" / "big.gguf"
     settings = replace(benched.settings, sources={"target": str(place)})
-    changes = {"skipped": (f"prompt of {place}",), "failed": {"eager": f"no file {place}"}}
+    changes: dict[str, Any] = {"skipped": (f"prompt of {place}",), "failed": {"eager": f"no file {place}"}}
     bench = replace(benched, settings=settings, started={"plain": {"kernels": str(place)}}, **changes)
     assert str(tmp_path) in report_html(bench, []) and str(tmp_path) in str(bench.as_dict())
     for text in (str(bench.for_files().as_dict()), report_html(bench.for_files(), [])):
