@@ -25,7 +25,7 @@ DEFAULTS = {"device"}  # it chooses the dtype where none is given
 SOURCE = {"target", "revision", "adapter", "adapter_revision", "no_adapter"}  # see also test_adapters.py
 CASES: dict[str, dict[str, Any]] = {
     "num_speculative_tokens": {"num_speculative_tokens": 6},
-    "max_seq_len": {"max_seq_len": 16, "num_speculative_tokens": 17},
+    "max_seq_len": {"max_seq_len": 64},
     "prefill_chunk": {"prefill_chunk": 24},
     "dtype": {"dtype": "fp16"},
     "quantize": {"quantize": "w8a8"},
