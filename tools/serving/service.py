@@ -32,9 +32,11 @@ _LOG = logging.getLogger(__name__)
 # The engine waits this long at most for the chunk of a first token. Its next pass takes all cores, and without the wait
 # the event loop and a client on this machine would get one after a time slice of the operating system: some ms.
 _FIRST_CHUNK_S = 0.005
-_WAYS: Sequence[Options] = (
-    *({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"presence_penalty": 0.5}),
-    {"json_object": True},  # the last, since grammars may not be available
+_WAYS: tuple[Options, ...] = (
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 1, "temperature": 1.0, "top_p": 0.9},
+    {"max_new_tokens": 1, "temperature": 1.0, "presence_penalty": 0.5},
+    {"max_new_tokens": 1, "json_object": True},  # the last, since grammars may not be available
 )
 _QUICK_CHARS = 2048  # prompts of so many characters are encoded in less time than a change of threads takes
 
@@ -141,7 +143,7 @@ class Service:
             ids = self.runtime.codec.encode([{"role": "user", "content": "Hello."}])[: self.max_model_len - 1]
         try:
             for options in _WAYS:
-                streams = [self.runtime.stream(ids, max_new_tokens=1, **options) for _ in range(num_slots)]
+                streams = [self.runtime.stream(ids, **options) for _ in range(num_slots)]
                 for stream in streams:
                     next(stream.steps)  # each has a slot
                 for stream in streams:
