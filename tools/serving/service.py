@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__name__)
 _FIRST_CHUNK_S = 0.005
 _WAYS: tuple[Options, ...] = (
     {"max_new_tokens": 1},
+    {"max_new_tokens": 1, "temperature": 1.0},
     {"max_new_tokens": 1, "temperature": 1.0, "top_p": 0.9},
     {"max_new_tokens": 1, "temperature": 1.0, "presence_penalty": 0.5},
     {"max_new_tokens": 1, "json_object": True},  # the last, since grammars may not be available
@@ -286,8 +287,7 @@ class Service:
             elif outcome is None:
                 num_further = len(stream.token_ids) - 1
                 if num_further > 0:
-                    seconds = (time.monotonic() - begun) / num_further
-                    metrics.observe("request_time_per_output_token_seconds", seconds)
+                    metrics.observe("request_time_per_output_token_seconds", (time.monotonic() - begun) / num_further)
                 metrics.count_finished(stream.result.finish_reason)
             report(outcome)
 
