@@ -151,7 +151,9 @@ class Constraint:
 
     def allows(self, token: int, committed: Sequence[int], ahead: Sequence[int] = ()) -> bool:
         """Whether ``token`` may follow ``committed`` and ``ahead``."""
-        if token >= self._vocab_size or token in self._unusual_ids:
+        if token >= self._vocab_size:
+            return False  # of a draft with more ids
+        if token in self._unusual_ids:
             return self.mask(committed, ahead).allows(token)
         self._seek(committed, ahead)
         return self._matcher.validate_tokens([token]) == 1

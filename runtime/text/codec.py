@@ -106,9 +106,9 @@ class TextCodec:
                 )
         return list(map(int, ids))
 
-    def _are_valid(self, ids: Prompt) -> bool:
+    def _are_valid(self, ids: Sequence[Any]) -> bool:
         """Whether ``ids`` are plain integers, at least one, in the vocabulary."""
-        return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self._vocab_size  # type: ignore[type-var,operator]
+        return set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self._vocab_size
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens. Ids that pad the vocabulary have no text."""

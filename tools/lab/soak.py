@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ class Report:
 
     @property
     def fifths_mb(self) -> list[float]:
-        """The means of the five fifths of the samples, or of all samples if there are fewer."""
-        size = max(1, len(self.rss_mb) // 5)
-        parts = [self.rss_mb[start : start + size] for start in range(0, min(5, len(self.rss_mb)) * size, size)]
-        return [sum(part) / len(part) for part in parts]
+        """The means of the five fifths of the samples, or all samples if there are fewer."""
+        num = min(5, len(self.rss_mb))
+        ends = [part * len(self.rss_mb) // num for part in range(num + 1)]
+        return [sum(self.rss_mb[a:b]) / (b - a) for a, b in pairwise(ends)]
 
     @property
     def growth(self) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
+from specrt.engines.errors import UsageError
 from specrt.runtime.result import Stats
 from specrt.runtime.stream import Step
 
@@ -34,6 +36,12 @@ _HISTOGRAMS = {
     "request_queue_time_seconds": ("Time in the queue.", _WAIT_S),
     "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _REQUEST_S),
 }
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise ``UsageError`` for a prefix that is invalid in Prometheus names."""
+    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
+        raise UsageError(f"--metrics-prefix: got {prefix!r}, expected letters, digits, '_' and ':'")
 
 
 class Metrics:

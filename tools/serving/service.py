@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,13 @@ _LOG = logging.getLogger(__name__)
 # The engine waits this long at most for the chunk of a first token. Its next pass takes all cores, and without the wait
 # the event loop and a client on this machine would get one after a time slice of the operating system: some ms.
 _FIRST_CHUNK_S = 0.005
-_WAYS: Sequence[Options] = ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"presence_penalty": 0.5})
+_WAYS: tuple[Options, ...] = (
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 1, "temperature": 1.0},
+    {"max_new_tokens": 1, "temperature": 1.0, "top_p": 0.9},
+    {"max_new_tokens": 1, "temperature": 1.0, "presence_penalty": 0.5},
+    {"max_new_tokens": 1, "json_object": True},  # the last, since grammars may not be available
+)
 _QUICK_CHARS = 2048  # prompts of so many characters are encoded in less time than a change of threads takes
 
 
@@ -72,12 +78,6 @@ def open_service(
     service = Service(runtime, replace(config, defaults=defaults))
     service.warm_up()
     return service
-
-
-def check_prefix(prefix: str) -> None:
-    """Raise ``UsageError`` for a prefix that is invalid in Prometheus names."""
-    if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
-        raise UsageError(f"--metrics-prefix: got {prefix!r}, expected letters, digits, '_' and ':'")
 
 
 # (index of the choice, the report of its generation)
@@ -136,15 +136,19 @@ class Service:
         return self.config.model_names[0]
 
     def warm_up(self) -> None:
-        """Load what the first generations would load: the samplers, in each slot, and the tokenizer of grammars."""
+        """Load what first texts would in each slot: samplers, the start of the template, a tokenizer for grammars."""
         for temperature in (0.0, 1.0):
             self.runtime.generate([0], max_new_tokens=4, temperature=temperature, ignore_eos=True)
-        for options in _WAYS:
-            for _ in range(self.config.limits.max_concurrency):  # in turn the slot that was idle longest
-                self.runtime.generate([0], max_new_tokens=1, **options)
+        ids, num_slots = [0], self.config.limits.max_concurrency
+        with suppress(UsageError):  # there is no template
+            ids = self.runtime.codec.encode([{"role": "user", "content": "Hello."}])[: self.max_model_len - 1]
         try:
-            for _ in range(self.config.limits.max_concurrency):
-                self.runtime.generate([0], max_new_tokens=1, json_object=True)
+            for options in _WAYS:
+                streams = [self.runtime.stream(ids, **options) for _ in range(num_slots)]
+                for stream in streams:
+                    next(stream.steps)  # each has a slot
+                for stream in streams:
+                    stream.close()
         except (UsageError, BackendError) as error:  # the requests that need a grammar get this as a 400
             _LOG.info("no structured output: %s", error)
 
@@ -283,8 +287,7 @@ class Service:
             elif outcome is None:
                 num_further = len(stream.token_ids) - 1
                 if num_further > 0:
-                    seconds = (time.monotonic() - begun) / num_further
-                    metrics.observe("request_time_per_output_token_seconds", seconds)
+                    metrics.observe("request_time_per_output_token_seconds", (time.monotonic() - begun) / num_further)
                 metrics.count_finished(stream.result.finish_reason)
             report(outcome)
 

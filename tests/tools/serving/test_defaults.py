@@ -13,8 +13,9 @@ from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.runtime.runtime import load
 from specrt.serving.defaults import sampling_defaults
+from specrt.serving.metrics import check_prefix
 from specrt.serving.protocol.requests import Defaults
-from specrt.serving.service import Config, Service, check_prefix
+from specrt.serving.service import Config, Service
 from tests.tools.serving.serving import serving
 
 

@@ -1,15 +1,19 @@
-"""The engine begins no further round before the first token's chunk is sent, and waits for nothing else."""
+"""The first token: its chunk is sent before the next round begins, and slots are ready for the first request."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specrt.runtime.runtime import load
 from specrt.serving import service as service_module
 from specrt.serving.exchange import Exchange
 from specrt.serving.protocol.requests import completion_request
+from specrt.serving.service import Config, Limits, Service
 from tests.tools.serving.serving import Served, events, user
 
 FOREVER_S = 15.0
@@ -65,6 +69,19 @@ def test_nothing_waits_for_a_chunk_that_is_not_sent(patient: Served) -> None:
         pass
     assert patient.chat("x")["choices"][0]["message"]["content"] == "x"
     assert time.monotonic() - started < FOREVER_S
+
+
+def test_each_slot_has_read_the_beginning_of_the_template_and_opened_its_samplers(parrot_bundle: Path) -> None:
+    limits = Limits(max_concurrency=3)
+    with closing(Service(load(parrot_bundle), Config(["parrot"], limits))) as service:
+        service.warm_up()
+        assert service.runtime.num_idle_slots == 3
+        streams = [service.runtime.stream(user(letter), temperature=1.0, seed=1) for letter in "abc"]
+        for stream in streams:
+            next(stream.steps)
+        assert [stream.stats.reused_prompt_tokens for stream in streams] == [1, 1, 1]
+        for stream in streams:
+            stream.close()
 
 
 def test_short_plain_prompts_are_prepared_in_the_event_loop(served: Served) -> None:

@@ -99,8 +99,9 @@ def serve(bundle: Path, host: str, port: int, **options: Any) -> None:
     """
     place = place_of(options)
     from specrt.serving.guard import checked_origins, keys_from_file
+    from specrt.serving.metrics import check_prefix
     from specrt.serving.server import Address, serve
-    from specrt.serving.service import Limits, Service, check_prefix
+    from specrt.serving.service import Limits, Service
     from specrt.serving.source import Source, config_from_bundle
     from specrt.tools.terminal.progress import shown_progress
 
