@@ -145,11 +145,8 @@ def test_a_bundle_is_exported_again_with_its_adapter_or_without(
     base: Path, adapter: Path, both: Path, tmp_path: Path
 ) -> None:
     own = find_adapted(str(adapter)).name
-    choices = {
-        "given": (base, {"adapter": str(adapter)}),
-        "alone": (adapter, {}),
-        "ignored": (both, {"no_adapter": True}),
-    }
+    given, ignored = {"adapter": str(adapter)}, {"no_adapter": True}
+    choices: Any = {"given": (base, given), "alone": (adapter, {}), "ignored": (both, ignored)}
     for name, (target, choice) in choices.items():
         export_tiny({"target": target}, tmp_path / name, **choice)
         again = options_again(tmp_path / name, tmp_path / f"{name} again")
