@@ -49,8 +49,6 @@ def forms(simulated: SimulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return make
 
 
-
-
 def test_forms_are_ranked_by_their_time(simulated: SimulatedGpu, forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = IExecutionContext._compute
 
@@ -63,9 +61,9 @@ def test_forms_are_ranked_by_their_time(simulated: SimulatedGpu, forms: Forms, m
     verdict, reason, figures = performed(check_attention, forms("sums", "reshape"))
     assert (verdict, reason) == (PASSED, ""), reason
     label = f"{simulated.backend}, 96 slots"
-    assert [name for name in figures if name.startswith(label)] == [
-        f"{label}: {form}" for form in (RESHAPED, SUMS)
-    ], "what export writes first, whatever the order of folders"
+    assert [name for name in figures if name.startswith(label)] == [f"{label}: {form}" for form in (RESHAPED, SUMS)], (
+        "what export writes first, whatever the order of folders"
+    )
     ranked = figures["forms, the fastest first"][label]
     assert list(ranked) == [f"width {w} after {s} tokens" for w in (1, 2, 4, 32) for s in (16, 24, 64)]
     assert all(SUMS in order.split(", ")[-1] for order in ranked.values()), ranked
