@@ -42,7 +42,7 @@ def check_attention(kit: Kit, notes: Notes) -> None:
                 continue
             for case, ms in found["ms"].items():
                 times.setdefault(f"{library}, {context} slots", {}).setdefault(case, {})[form] = ms
-            notes.add("forms, the fastest first", {place: _ranked(cases) for place, cases in times.items()})
+            notes.add("forms, the fastest first", {where: _ranked(cases) for where, cases in times.items()})
     if wrong:
         raise Failed("; ".join(wrong))
     if not times:

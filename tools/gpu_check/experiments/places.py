@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from specrt.engines.backends import open_backend
@@ -75,7 +76,7 @@ def on_onnxruntime(bundle: Path) -> Place:
 def openers(kit: Kit) -> Iterator[tuple[str, Callable[[], Place]]]:
     """Each backend that the pair of ``kit`` was exported for, and how to open it."""
     if kit.standard is not None or kit.standard_22 is not None:
-        yield from ((name, lambda name=name: _pair_on_tensorrt(kit, name)) for name in LIBRARIES)  # type: ignore[misc]
+        yield from ((name, partial(_pair_on_tensorrt, kit, name)) for name in LIBRARIES)
     if (plain := kit.onnxruntime) is not None:
         yield "onnxruntime", lambda: on_onnxruntime(plain)
 
