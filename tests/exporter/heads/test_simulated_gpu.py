@@ -112,11 +112,11 @@ def memory_of(binding: Any, name: str) -> DeviceArray:
     return memory
 
 
-def rounds_of(simulated: SimulatedGpu, slot: Slot, runtime: Runtime, **way: Any) -> list[Counter[str]]:
-    """The calls in each round of a text, the sixth time that the slot generates it."""
-    options = options_of({"max_new_tokens": 30, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
+def rounds_of(simulated: SimulatedGpu, slot: Slot, runtime: Runtime, texts: int = 5, **way: Any) -> list[Counter[str]]:
+    """The calls in each round of a text, the last of ``texts`` times that the slot generates it."""
+    options = options_of({"max_new_tokens": 20, "ignore_eos": True, "num_speculative_tokens": K, **way})  # type: ignore[typeddict-item]
     marks: list[Counter[str]] = []
-    for _ in range(6):
+    for _ in range(texts):
         marks.clear()
         settings = settings_of(options, runtime.manifest)
         run_rounds(runtime, slot, PROMPTS[0], settings, lambda *_: marks.append(simulated.cuda.counts.copy()))
@@ -143,7 +143,7 @@ def test_a_round_of_a_head_is_two_launches_and_a_wait(simulated: SimulatedGpu, m
         slot.close()
         monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
         slot = runtime.open_slot("model")
-        found = rounds_of(simulated, slot, runtime, **WAYS["greedy"])
+        found = rounds_of(simulated, slot, runtime, 2, **WAYS["greedy"])
         assert min(map(num_calls, found[:-1])) > 25
         slot.close()
 
