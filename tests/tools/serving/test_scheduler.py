@@ -80,7 +80,7 @@ def test_rounds_take_turns_and_places_are_given_in_the_order_of_arrival(schedule
     wait_until(lambda: len(log.ended) == 3)
     assert log.ended == "abc"
     assert log.texts == {name: name * 6 for name in "abc"}
-    first = log.order[: log.order.index("c")]
+    first = log.order[1 : log.order.index("c")]  # the first round of a may have begun before b is there
     assert abs(first.count("a") - first.count("b")) <= 1
     assert "aa" not in first and "bb" not in first.replace("bab", "")  # they alternate
 

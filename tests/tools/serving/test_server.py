@@ -225,8 +225,7 @@ def test_keys(
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("\nfirst-key\n second-key \n")
-    keys = keys_from_file(file)
-    assert keys == [b"first-key", b"second-key"]
+    assert (keys := keys_from_file(file)) == [b"first-key", b"second-key"]
     file.write_text("\n \n")
     with pytest.raises(UsageError, match="--api-key-file"):
         keys_from_file(file)
@@ -239,11 +238,15 @@ def test_keys(
                 assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
         for key in ("first-key", "second-key"):
             assert served.client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
-        for path in ("/health", "/metrics", "/"):
-            assert served.client.get(path).status_code == 200
+        assert {served.client.get(path).status_code for path in ("/health", "/metrics", "/")} == {200}
         compared: list[bytes] = []
         compare = hmac.compare_digest
-        monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(b) or compare(a, b))
+
+        def comparing(given: bytes, key: bytes) -> bool:
+            compared.append(key)
+            return compare(given, key)
+
+        monkeypatch.setattr(hmac, "compare_digest", comparing)
         assert served.client.get("/v1/models", headers={"Authorization": "Bearer first-key"}).status_code == 200
         assert compared == keys, "with all of them, in constant time"
         body = {"messages": user("a secret text")}

@@ -23,8 +23,10 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen = set[str]()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise invalid(twice, "got it twice; give it once")
+        for name, _ in pairs:
+            if name in seen:
+                raise invalid(name, "got it twice; give it once")
+            seen.add(name)
     return found
 
 
