@@ -225,7 +225,7 @@ def test_keys(
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("\nfirst-key\n second-key \n")
-    assert (keys := keys_from_file(file)) == [b"first-key", b"second-key"]
+    keys = keys_from_file(file)
     file.write_text("\n \n")
     with pytest.raises(UsageError, match="--api-key-file"):
         keys_from_file(file)
@@ -248,7 +248,7 @@ def test_keys(
 
         monkeypatch.setattr(hmac, "compare_digest", comparing)
         assert served.client.get("/v1/models", headers={"Authorization": "Bearer first-key"}).status_code == 200
-        assert compared == keys, "with all of them, in constant time"
+        assert compared == keys == [b"first-key", b"second-key"], "with all of them, in constant time"
         body = {"messages": user("a secret text")}
         served.client.post("/v1/chat/completions", json=body, headers={"Authorization": "Bearer first-key"})
     assert "POST /v1/chat/completions 200" in caplog.text and "completion_tokens=14" in caplog.text
