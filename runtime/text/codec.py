@@ -25,11 +25,11 @@ _LONG = 1 << 14
 PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 
 
-class TextTooLongError(UsageError):
-    """A text of ``num_chars`` characters, more than the caller's limit."""
+class TextTooLongError(Exception):
+    """A text of ``num_chars`` characters, more than the caller's limit. The caller says what is wrong with that."""
 
-    def __init__(self, num_chars: int, max_chars: int) -> None:
-        super().__init__(f"prompt: got {num_chars} characters, expected at most {max_chars}; shorten it")
+    def __init__(self, num_chars: int) -> None:
+        super().__init__(num_chars)
         self.num_chars = num_chars
 
 
@@ -176,5 +176,5 @@ class TextCodec:
 
 def _limited(text: str, max_chars: int | None) -> str:
     if max_chars is not None and len(text) > max_chars:
-        raise TextTooLongError(len(text), max_chars)
+        raise TextTooLongError(len(text))
     return text

@@ -23,7 +23,7 @@ LENGTH, HALF_TOLERANCE = 24, 3e-2
 
 def mixed(graph: ir.Model) -> list[list[str]]:
     """The dtypes of each norm whose inputs differ in them."""
-    found = [[value.dtype.name for value in n.inputs if value is not None] for n in graph.graph if n.op_type in NORMS]
+    found = [[str(value.dtype) for value in n.inputs if value is not None] for n in graph.graph if n.op_type in NORMS]
     return [dtypes for dtypes in found if len(set(dtypes)) > 1]
 
 

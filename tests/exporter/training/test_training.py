@@ -94,7 +94,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(target: TrainingTarget, store:
                 raise how
             return loss(*arguments)
 
-        trainer._learner.loss = stopped  # type: ignore[method-assign]
+        trainer._learner.loss = stopped
         with pytest.raises(how):
             trainer.run()
 
@@ -114,14 +114,14 @@ def test_the_best_parameters_are_kept(target: TrainingTarget, store: Store, tmp_
     """Of four evaluations the third is the best: the run ends with the parameters of then, not with its last ones."""
     run, found = trainer(target, store, 6, tmp_path), list[dict[str, torch.Tensor]]()
 
-    def measure(_: Any, agreements: Sequence[Agreement]) -> None:
+    def measure(batch: Any, agreements: Sequence[Agreement]) -> None:
         for agreement in agreements:
             agreement.add(torch.tensor([(0.1, 0.2, 0.4, 0.3)[len(run.state.history)]]), torch.zeros(1))
 
-    def advance(_: int) -> None:
+    def advance(amount: int) -> None:
         found.append(copy.deepcopy(run._learner.module.state_dict()))
 
-    run._learner.measure = measure  # type: ignore[method-assign]
+    run._learner.measure = measure  # type: ignore[method-assign,unused-ignore]
     progress = Silent()
     progress.advance = advance  # type: ignore[method-assign]
     assert len(run.run(progress).history) == 4 and len(found) == 6

@@ -21,7 +21,7 @@ from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import SlotModel
 from specrt.runtime.target import Target
-from tests.runtime.support.fakes import hashed
+from tests.runtime.support.tables import hashed
 
 VOCAB_SIZE, K = 64, 4
 SPEC = replace(fake_spec(VOCAB_SIZE, 96, K, max_width=8), feature_size=1)
