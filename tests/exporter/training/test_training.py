@@ -94,7 +94,7 @@ def test_a_stopped_run_ends_like_one_that_was_not(target: TrainingTarget, store:
                 raise how
             return loss(*arguments)
 
-        trainer._learner.loss = stopped
+        trainer._learner.loss = stopped  # type: ignore[method-assign, assignment]
         with pytest.raises(how):
             trainer.run()
 
