@@ -41,7 +41,7 @@ _TEXTS = ("The quick brown fox jumps over the lazy dog.", "def area(radius):\n  
 TINY = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128}
-ONE_LAYER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, **HEADS}  # little next to attention
+ONE_LAYER = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 1, **HEADS}  # little next to attention
 TWO_OF_1_5B = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2, **HEADS}
 
 
