@@ -19,7 +19,7 @@ VOCAB_SIZE = 6
 K = 2
 TEMPERATURE = 0.7
 TOP_K = 4
-NUM_DRAWS = [60_000, pytest.param(200_000, marks=pytest.mark.slow)]
+NUM_DRAWS = [30_000, pytest.param(200_000, marks=pytest.mark.slow)]
 NUM_WRONG_DRAWS = 6_000  # what fails with these fails with more
 NORMAL_QUANTILE = 3.719  # of 1 - alpha, alpha = 1e-4
 MIN_EXPECTED = 5

@@ -81,6 +81,7 @@ def test_the_comparison_finds_a_planted_fault(fault: Faults, target: Any, tmp_pa
     assert drafted != chains
 
 
+@pytest.mark.slow  # of random heads: test_export.py
 def test_rounds_with_a_trained_head_are_the_references(target: Any, trained: Any, tmp_path: Path) -> None:
     """Also the negative control: own rows that are kept after a round change what is drafted."""
     folder = save_head(tmp_path / "head", "official", trained("plain", head_config(draft_vocab_size=60), 200))
