@@ -17,6 +17,7 @@ import shutil
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,10 +70,19 @@ def unpacked(path: Path, work: Path) -> Path:
         return Path(shutil.copytree(path, work / KIT_NAME, copy_function=_link))
     try:
         with tarfile.open(path) as archive:
-            archive.extractall(work, filter="data")
+            members = archive.getmembers()
+            if strange := next((member.name for member in members if not _is_plain(member)), None):
+                raise tarfile.TarError(f"it has {strange!r}, expected files and folders below its own")
+            options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # not in 3.11.2
+            archive.extractall(work, members, **options)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise UsageError(f"{path}: not a kit ({one_line(error)}); make one with 'make gpu-kit'") from error
     return work / KIT_NAME
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    parts = Path(member.name).parts
+    return (member.isfile() or member.isdir()) and parts[:1] == (KIT_NAME,) and ".." not in parts
 
 
 def _link(source: str, target: str) -> None:

@@ -152,3 +152,16 @@ def test_a_kit_is_an_archive_whose_weights_come_from_a_seed(tiny_tensorrt_bundle
     assert kit == Kit(kit.standard, layers=kit.layers)
     with pytest.raises(UsageError, match="not found"):
         unpacked(tmp_path / "other", tmp_path / "work")
+
+
+@pytest.mark.parametrize("name", [f"{KIT_NAME}/../outside", "/outside", "other/file", "link"])
+def test_an_archive_writes_below_its_folder_only(name: str, tmp_path: Path) -> None:
+    """With Pythons that cannot filter members, too."""
+    with tarfile.open(tmp_path / "kit.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo(f"{KIT_NAME}/link" if name == "link" else name)
+        member.type, member.linkname = (tarfile.SYMTYPE, "/") if name == "link" else (tarfile.REGTYPE, "")
+        archive.addfile(member)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(UsageError, match=r"not a kit .it has .*, expected files and folders below its own"):
+        unpacked(tmp_path / "kit.tar.gz", tmp_path / "work")
+    assert not list((tmp_path / "work").iterdir())
