@@ -97,7 +97,7 @@ async def _generate(request: Request) -> Any:
     else:
         preparing: CapacityLimiter = request.app.state.preparing
         prepared = await anyio.to_thread.run_sync(service.prepare, wanted, limiter=preparing)
-    return Exchange(service, wanted, service.submit(*prepared))
+    return Exchange(service, wanted, service.job(*prepared))
 
 
 async def _tokenize(request: Request) -> Response:

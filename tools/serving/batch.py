@@ -56,7 +56,7 @@ async def _answered(service: Service, request: Request) -> tuple[int, Mapping[st
         if wanted.stream:
             raise invalid("stream", "got true, but a batch has whole answers; leave it out")
         choices, num_prompt_tokens = await asyncio.to_thread(service.prepare, wanted)
-        job = service.submit(choices, num_prompt_tokens)
+        job = service.job(choices, num_prompt_tokens)
         return await Exchange(service, wanted, job).whole()
     except ApiError as error:
         return error.status, error.as_dict()

@@ -34,7 +34,7 @@ class ClientLeft(Exception):
 
 
 class Exchange:
-    """An ASGI response: runs ``job`` and sends its output."""
+    """An ASGI response: queues ``job`` and sends its output. Raises ``ApiError`` if the queue does not take it."""
 
     def __init__(self, service: Service, wanted: Wanted, job: Job) -> None:
         self._service, self._wanted, self._job = service, wanted, job
@@ -49,15 +49,17 @@ class Exchange:
         seconds_left = self._job.deadline - time.monotonic()
         late = asyncio.get_running_loop().call_later(seconds_left, self._job.reports.put_nowait, (0, DeadlinePassed()))
         try:
-            timeout_s = seconds_left + _SECONDS_TO_READ
-            await asyncio.wait((answering, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                await answering
-            else:
-                raise ClientLeft
-        except (ClientLeft, OSError):
-            self._service.metrics.count("request_cancelled")
-            scope["specrt_cancelled"] = True
+            # Both tasks wait after this, so that the event loop takes no time from the engine's pass
+            await asyncio.sleep(0)
+            self._service.submit(self._job)
+            try:
+                await self._first_of(answering, leaving, seconds_left + _SECONDS_TO_READ)
+            except (ClientLeft, OSError):
+                self._service.metrics.count("request_cancelled")
+                scope["specrt_cancelled"] = True
+            finally:
+                self._service.metrics.observe("e2e_request_latency_seconds", time.monotonic() - self._job.arrived)
+                scope["specrt_tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
         finally:
             self._job.first_sent.set()
             late.cancel()
@@ -65,11 +67,20 @@ class Exchange:
                 task.cancel()
             await asyncio.gather(answering, leaving, return_exceptions=True)
             self._service.scheduler.cancel(self._job.generations)
-            self._service.metrics.observe("e2e_request_latency_seconds", time.monotonic() - self._job.arrived)
-            scope["specrt_tokens"] = (self._job.num_prompt_tokens, sum(c.num_tokens for c in self._job.choices))
+
+    @staticmethod
+    async def _first_of(answering: asyncio.Task[None], leaving: asyncio.Task[None], timeout_s: float) -> None:
+        await asyncio.wait((answering, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientLeft
+        await answering
 
     async def whole(self) -> tuple[int, dict[str, Any]]:
-        """The answer that is not streamed: (status, body)."""
+        """Queue the job; the answer that is not streamed: (status, body). Raises ``ApiError`` as a call does."""
+        self._service.submit(self._job)
+        return await self._collected()
+
+    async def _collected(self) -> tuple[int, dict[str, Any]]:
         deltas = {choice.index: Delta() for choice in self._job.choices}
         try:
             async for choice, delta in self._deltas():
@@ -79,7 +90,7 @@ class Exchange:
         return 200, self._answer.whole(self._job.choices, deltas)
 
     async def _whole(self, send: Send) -> None:
-        status, answer = await self.whole()
+        status, answer = await self._collected()
         body = encoded(answer)
         headers = [_JSON, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -183,13 +183,17 @@ class Service:
         num_chars = sum(_num_chars(prompt) for prompt in wanted.prompts)
         return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
 
-    def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
-        """Queue a request. Call it in the event loop. Raises ``ApiError``."""
+    def job(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
+        """A request of ``choices``, which is not queued yet. Call it in the event loop."""
         job = Job(choices, num_prompt_tokens, self.config.limits.request_timeout_s)
         job.generations = [
             Generation(choice.stream, self._counted(choice.stream, job, index), job.deadline)
             for index, choice in enumerate(choices)
         ]
+        return job
+
+    def submit(self, job: Job) -> None:
+        """Queue a request. Raises ``ApiError``."""
         try:
             self.scheduler.submit(job.generations)
         except QueueFull as error:
@@ -197,7 +201,6 @@ class Service:
             raise too_busy() from error
         except Draining as error:
             raise unavailable("draining") from error
-        return job
 
     def close(self) -> None:
         """End all generations and free the bundle's buffers."""

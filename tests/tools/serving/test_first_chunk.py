@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from specrt.runtime.runtime import load
+from specrt.serving import app as app_module
+from specrt.serving import exchange as exchange_module
 from specrt.serving import service as service_module
 from specrt.serving.exchange import Exchange
 from specrt.serving.protocol.requests import completion_request
-from specrt.serving.service import Config, Limits, Service
+from specrt.serving.service import Config, Job, Limits, Service
 from tests.tools.serving.serving import Served, events, user
 
 FOREVER_S = 15.0
@@ -57,6 +59,42 @@ def test_without_the_wait_rounds_go_on(served: Served, monkeypatch: pytest.Monke
     """The negative control."""
     monkeypatch.setattr(service_module, "_FIRST_CHUNK_S", 0.0)
     assert tokens_at_first_chunk(served, monkeypatch) > 1
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["", "control"])
+def test_the_event_loop_has_nothing_to_do_when_the_pass_begins(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """The request is queued when all tasks of its exchange wait. The control queues it when the exchange is made."""
+    waiting, found = list[str](), list[list[str]]()
+    until_disconnect, deltas, submit = exchange_module._until_disconnect, Exchange._deltas, Service.submit
+
+    async def watched_disconnect(receive: Any) -> None:
+        waiting.append("disconnect")
+        await until_disconnect(receive)
+
+    async def watched_deltas(self: Exchange) -> Any:
+        waiting.append("deltas")
+        async for delta in deltas(self):
+            yield delta
+
+    def watched_submit(self: Service, job: Job) -> None:
+        found.append(sorted(waiting))
+        submit(self, job)
+
+    class Early(Exchange):
+        def __init__(self, service: Service, wanted: Any, job: Job) -> None:
+            super().__init__(service, wanted, job)
+            service.submit(job)
+            monkeypatch.setattr(Service, "submit", lambda *_: None)
+
+    monkeypatch.setattr(exchange_module, "_until_disconnect", watched_disconnect)
+    monkeypatch.setattr(Exchange, "_deltas", watched_deltas)
+    monkeypatch.setattr(Service, "submit", watched_submit)
+    if is_early:
+        monkeypatch.setattr(app_module, "Exchange", Early)
+    assert served.chat("x" * 9)["choices"][0]["message"]["content"] == "x" * 9
+    assert found == [[] if is_early else ["deltas", "disconnect"]]
 
 
 def test_nothing_waits_for_a_chunk_that_is_not_sent(patient: Served) -> None:
