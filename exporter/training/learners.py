@@ -14,7 +14,8 @@ from specrt.exporter.heads.config import HeadConfig, HeadVariant
 from specrt.exporter.heads.module import Head
 from specrt.exporter.heads.unroll import ChainAttention
 from specrt.exporter.training.batches import Batch, packed_mask
-from specrt.exporter.training.loss import Agreement, Objective, agree, draft_loss
+from specrt.exporter.training.loss import Agreement, Objective, Wanted, agree, draft_loss
+from specrt.exporter.training.precision import matmul_dtype, training_matmuls
 from specrt.exporter.training.target import TrainingTarget
 from specrt.exporter.training.vocabulary import DraftVocabulary
 
@@ -93,9 +94,15 @@ class HeadLearner:
         weights = [self._decay**step for step in range(self.depth)]
         for step, rows, normalized in self._steps(batch):
             wanted = batch.wanted(rows + 1 + step, self._target_rows)
-            found = draft_loss(normalized, self.head.lm_head.weight, wanted, objective, agreements[step], self._ids)
+            found = self._loss(normalized, wanted, objective, agreements[step])
             losses.append(weights[step] * found)
         return torch.stack(losses).sum() / sum(weights) if losses else None
+
+    def _loss(
+        self, normalized: torch.Tensor, wanted: Wanted, objective: Objective, agreement: Agreement
+    ) -> torch.Tensor:
+        dtype = matmul_dtype(normalized.device)
+        return draft_loss(normalized, self.head.lm_head.weight, wanted, objective, agreement, self._ids, dtype)
 
     def measure(self, batch: Batch, agreements: Sequence[Agreement]) -> None:
         with torch.no_grad():
@@ -106,13 +113,15 @@ class HeadLearner:
     def _steps(self, batch: Batch) -> Any:
         """(step, flat indices [N] of its rows, what lm_head reads there [N, H]) for each step with rows."""
         attend = ChainAttention(packed_mask(batch.document))
-        features = self.head.fuse(batch.taps)
+        with training_matmuls(batch.taps.device):
+            features = self.head.fuse(batch.taps)
         for step in range(self.depth):
             ids = batch.ids.roll(-1 - step, dims=1)  # pair i + step has the token at i + step + 1
-            normalized, features = self.head(ids, features, batch.positions + step, attend)
+            with training_matmuls(batch.taps.device):
+                normalized, features = self.head(ids, features.float(), batch.positions + step, attend)
             rows = batch.chain_rows(1 + step)
             if len(rows):
-                yield step, rows, normalized.flatten(0, 1)[rows]
+                yield step, rows, normalized.float().flatten(0, 1)[rows]
 
 
 class LayersLearner:
@@ -139,7 +148,8 @@ class LayersLearner:
         if not len(rows):
             return None
         wanted = batch.wanted(rows, self._target_rows)
-        return draft_loss(hidden, self._target_rows, wanted, objective, agreements[0], self._ids)
+        dtype = matmul_dtype(hidden.device)
+        return draft_loss(hidden, self._target_rows, wanted, objective, agreements[0], self._ids, dtype)
 
     def measure(self, batch: Batch, agreements: Sequence[Agreement]) -> None:
         with torch.no_grad():
@@ -147,14 +157,15 @@ class LayersLearner:
             agree(hidden, self._target_rows, batch.wanted(rows, self._target_rows), agreements[0], self._ids)
 
     def _rows(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.model.base_model(
-            input_ids=batch.ids,
-            position_ids=batch.positions,
-            attention_mask=packed_mask(batch.document),
-            use_cache=False,
-        ).last_hidden_state
+        with training_matmuls(batch.ids.device):
+            hidden = self.model.base_model(
+                input_ids=batch.ids,
+                position_ids=batch.positions,
+                attention_mask=packed_mask(batch.document),
+                use_cache=False,
+            ).last_hidden_state
         rows = batch.chain_rows(0)
-        return rows, hidden.flatten(0, 1)[rows]
+        return rows, hidden.float().flatten(0, 1)[rows]
 
 
 def check_head_fits(target: TrainingTarget) -> None:

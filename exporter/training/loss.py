@@ -93,19 +93,21 @@ class _DraftLoss(torch.autograd.Function):
         objective: Objective,
         agreement: Agreement,
         ids: torch.Tensor,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         num = len(wanted)
+        rounded, weights = hidden.to(dtype), weight.to(dtype)
         by_hidden = torch.empty_like(hidden)
         by_weight = torch.zeros_like(weight) if weight.requires_grad else None
         total = hidden.new_zeros((), dtype=torch.float32)
-        for part, logits, agrees in _chunks(hidden, weight, wanted, ids):
+        for part, logits, agrees in _chunks(rounded, weights, wanted, ids):
             loss, gradient, accepted = rows_loss(logits, wanted.log_p(part), objective)
             agreement.add(accepted, agrees)
             total += loss.sum()
-            gradient = gradient.div_(num)
-            by_hidden[part] = gradient @ weight
+            gradient = gradient.div_(num).to(dtype)
+            by_hidden[part] = gradient @ weights
             if by_weight is not None:
-                by_weight += gradient.T @ hidden[part]
+                by_weight += gradient.T @ rounded[part]
         ctx.save_for_backward(by_hidden, *([] if by_weight is None else [by_weight]))
         return total / num
 
@@ -113,7 +115,7 @@ class _DraftLoss(torch.autograd.Function):
     def backward(ctx: Any, *outer: torch.Tensor) -> Any:
         by_hidden, *rest = ctx.saved_tensors
         by_weight = rest[0] * outer[0] if rest else None
-        return by_hidden * outer[0], by_weight, None, None, None, None
+        return by_hidden * outer[0], by_weight, None, None, None, None, None
 
 
 def draft_loss(
@@ -123,13 +125,15 @@ def draft_loss(
     objective: Objective,
     agreement: Agreement,
     ids: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Mean loss of N rows: ``hidden`` [N, H] times ``weight`` [D, H] are the draft's logits of the ids ``ids`` [D].
 
+    Matmuls of the draft's logits and of gradients round their inputs to ``dtype``; those of the target's logits do not.
     Adds the acceptance and the equal argmaxes of the rows to ``agreement``.
     """
     apply: Callable[..., torch.Tensor] = _DraftLoss.apply
-    found = apply(hidden, weight, wanted, objective, agreement, ids)
+    found = apply(hidden, weight, wanted, objective, agreement, ids, dtype)
     return found
 
 
