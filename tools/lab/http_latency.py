@@ -30,7 +30,7 @@ from specrt.tools.terminal.progress import shown_steps
 
 PAUSE_S = 0.1  # until the threads of the process before sleep
 MAX_NEW_TOKENS, QUICK_TOKENS = 64, 24
-NUM_PAIRS, NUM_QUICK_PAIRS = 24, 6  # of one request to the library and one to the server
+NUM_PAIRS, NUM_QUICK_PAIRS = 64, 6  # of one request to the library and one to the server
 NUM_OTHERS, NUM_QUICK_OTHERS = 8, 4  # requests to each of all, for each number of clients
 _TEXTS = (
     "Write a Python function that reverses a string, and explain it.",
