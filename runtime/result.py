@@ -15,7 +15,8 @@ class Stats:
     """Counters of one generation; times in ms.
 
     ``reused_prompt_tokens`` were already in the target's cache, from an earlier sequence with the same prefix.
-    ``time_to_first_token_ms`` is from the call to the first token, ``prefill_ms`` the prompt's passes of both models.
+    ``time_to_first_token_ms`` is from the first step, after the prompt was encoded, to the first token; ``prefill_ms``
+    the time of the prompt's passes of both models.
 
     ``drafted`` counts verified tokens, ``accepted`` those of them that were emitted, ``rounds`` target passes after
     the prefill. Always ``completion_tokens == prefill tokens (0 or 1) + accepted + own``, where ``own`` counts the

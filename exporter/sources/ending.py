@@ -76,6 +76,7 @@ def read_generation_config(name: str, location: str, revision: str | None) -> An
 def generation_defaults(generation_config: Any) -> dict[str, float]:
     """The sampling settings of a generation config (or None), by the names of specrt's options.
 
+    One that samples and gives no temperature has 1, as in transformers: specrt's own default is greedy.
     Raises ``SourceError`` for one that is no finite number.
     """
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -87,6 +88,8 @@ def generation_defaults(generation_config: Any) -> dict[str, float]:
         )
     if is_sampled is False:
         found = {"temperature": 0, "repetition_penalty": found["repetition_penalty"]}
+    elif is_sampled and found["temperature"] is None:
+        found["temperature"] = 1
     given = {name: value for name, value in found.items() if value is not None}
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:

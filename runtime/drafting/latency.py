@@ -27,7 +27,7 @@ class LatencyModel:
         further_reads: FurtherReads | None = None,
     ) -> None:
         self._slope, self._further_reads = slope, further_reads
-        self._ms: dict[int, float] = dict(measured or {})
+        self._ms: dict[int, float] = dict(measured or {})  # replaced, never changed: other threads may be reading it
 
     @property
     def is_known(self) -> bool:
@@ -36,16 +36,17 @@ class LatencyModel:
 
     def ms(self, width: int) -> float:
         """The expected time of a pass of ``width`` tokens. Call only when ``is_known``."""
-        if width in self._ms:
-            return self._ms[width]
-        below = max((seen for seen in self._ms if seen < width), default=None)
-        above = min((seen for seen in self._ms if seen > width), default=None)
+        known = self._ms
+        if width in known:
+            return known[width]
+        below = max((seen for seen in known if seen < width), default=None)
+        above = min((seen for seen in known if seen > width), default=None)
         if below is not None and above is not None:
             share = (width - below) / (above - below)
-            return self._ms[below] + share * (self._ms[above] - self._ms[below])
+            return known[below] + share * (known[above] - known[below])
         nearest = below if below is not None else above
         assert nearest is not None
-        return self._ms[nearest] * self._growth(width) / self._growth(nearest)
+        return known[nearest] * self._growth(width) / self._growth(nearest)
 
     def _growth(self, width: int) -> float:
         """The assumed time of a pass over that of a pass of one token, until it is measured."""
@@ -56,13 +57,12 @@ class LatencyModel:
         """Record a pass of ``width`` tokens that took ``ms``."""
         ms = max(ms, _LEAST_MS)
         if not self.is_known:
-            self._ms[width] = ms
+            self._ms = {width: ms}
             return
         expected = self.ms(width)
         change = min(ms / expected, _OUTLIER) - 1
-        for seen in self._ms:
-            self._ms[seen] *= 1 + _SHARED_RATE * change
-        self._ms[width] = expected * (1 + _RATE * change)
+        shared = {seen: known * (1 + _SHARED_RATE * change) for seen, known in self._ms.items()}
+        self._ms = {**shared, width: expected * (1 + _RATE * change)}
 
     def as_dict(self) -> dict[int, float]:
         """ms by width, for the measured widths."""

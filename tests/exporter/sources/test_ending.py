@@ -187,7 +187,8 @@ def test_sampling_defaults_that_are_no_numbers_are_refused(given: dict[str, Any]
     ("given", "expected"),
     [
         ({}, {}),
-        ({"eos_token_id": 2, "max_length": 20, "num_beams": 3, "do_sample": True}, {}),
+        ({"eos_token_id": 2, "max_length": 20, "num_beams": 3}, {}),
+        ({"do_sample": True, "top_k": 64, "top_p": 0.95}, {"temperature": 1.0, "top_k": 64.0, "top_p": 0.95}),
         ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
         ({"temperature": 0.6, "top_p": 0.95}, {"temperature": 0.6, "top_p": 0.95}),
         (
@@ -210,6 +211,7 @@ def test_sampling_defaults_that_are_no_numbers_are_refused(given: dict[str, Any]
     ids=[
         "nothing",
         "nothing of ours",
+        "sampled at the default temperature",
         "temperature",
         "do_sample is not given",
         "all",
