@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import tomllib
 from collections import Counter
@@ -15,14 +14,11 @@ import pytest
 
 import specrt
 from specrt.engines.errors import BackendError, PlacementWarning, UsageError
-from specrt.engines.gpu import device
-from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
-from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.engines.ort.simulated_ort import SimulatedOrt, simulate_gpu
 from tests.exports import Exports
 

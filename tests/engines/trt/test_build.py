@@ -272,6 +272,10 @@ def test_a_profile_for_passes_of_one_token_on_request(tiny_tensorrt_bundle: Path
         assert profiles["decode"] == {"width": (1, 1, 1), "rows": (1, 1, 1)}
     assert record.engines["target"].num_bytes > before["target"].num_bytes
     assert list(before["target"].profiles) == ["verify", "prefill"]
-    assert list(before["draft"].profiles) == ["verify", "prefill", "decode"], "its bytes say so"
+    assert list(before["draft"].profiles) == ["verify", "prefill", "decode"], "what was measured says so"
+    without, having = before["draft"].candidates
+    assert (without.profiles, having.profiles) == (("verify", "prefill"), ("verify", "prefill", "decode"))
+    assert without.copied_bytes > having.copied_bytes == 0 and without.weights_bytes < having.weights_bytes
+    assert before["target"].candidates == record.engines["draft"].candidates == (), "nothing to decide"
     assert record.engines["samplers/match"].profiles == before["samplers/match"].profiles
     assert _check(bundle) == []
