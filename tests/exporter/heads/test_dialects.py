@@ -31,7 +31,6 @@ K = 3
 def bundle_of(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
     """(dialect, dtype) -> a copy of the bundle. No engine computes in fp32, ONNX Runtime does with the same graphs."""
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(options.DTYPES, "fp32", "float32")
     for dialect in ("standard", "standard-22"):
         monkeypatch.setitem(options._DTYPES, (dialect, CUDA), (("fp16", "fp32"), "for this test"))
 
