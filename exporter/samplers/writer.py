@@ -15,6 +15,7 @@ from specrt.engines.interface import Array
 OPSET = 18
 IR_VERSION = 10
 END = np.iinfo(np.int64).max
+_VECTOR = 32  # a multiple of the numbers that a kernel reads at once
 _ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 
@@ -95,12 +96,15 @@ def running_sums(g: GraphWriter, rows: str, length: int) -> str:
     """The sum of each row up to each of its columns, of which there are ``length``. [R, N] f32 -> [R, N]
 
     Without CumSum each is a sum of its own, over a whole row with zeros in the place of later columns: the order of the
-    additions is the same in all of them, so that none is less than the one before.
+    additions is the same in all of them, so that none is less than the one before. Rows are padded, since kernels add
+    those in another order that do not begin at a multiple of their vectors' size.
     """
     if g.has_cumsum:
         return str(g.CumSum(rows, g.const(1, "int64")))
-    numbers = np.arange(length, dtype=np.float32)
-    counts = g.Cast(g.LessOrEqual(g.const(numbers[None]), g.const(numbers[:, None])), to=TensorProto.FLOAT)  # [N, N]
+    if padding := -length % _VECTOR:
+        rows = g.Pad(rows, g.ints(0, 0, 0, padding))
+    columns, ends = np.arange(length + padding)[None], np.arange(length)[:, None]
+    counts = g.Cast(g.LessOrEqual(g.const(columns), g.const(ends)), to=TensorProto.FLOAT)  # [N, N + padding]
     return str(g.ReduceSum(g.Mul(g.Unsqueeze(rows, g.ints(1)), counts), g.ints(2), keepdims=0))
 
 

@@ -16,15 +16,13 @@ from specrt.engines.interface import CUDA
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter import options
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
-from tests.engines.numpy_samplers.noisy_pair import WAYS, generated
+from tests.engines.numpy_samplers.noisy_pair import WAYS, K, generated
 from tests.engines.ort.simulated_ort import simulate_gpu
 from tests.exporter.heads.oracle import Faults, reference_rounds
 from tests.exporter.heads.pairs import DIALECTS, PROMPTS, head_bundle, head_pair
 from tests.exporter.heads.test_export import NUM_TOKENS, rounds_of
 from tests.exporter.tracing.tensorrt_10_3 import objections
 from tests.exports import Exports
-
-K = 3
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def bundle_of(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(options._DTYPES, (dialect, CUDA), (("fp16", "fp32"), "for this test"))
 
     def bundle(dialect: str, dtype: str) -> Path:
-        made = head_bundle(exports, **{**DIALECTS[dialect], "dtype": dtype}, max_seq_len=128)
+        made = head_bundle(exports, **{**DIALECTS[dialect], "dtype": dtype}, max_seq_len=128, num_speculative_tokens=K)
         assert manifest_from_bundle(made).target.spec.dialect == dialect
         return Path(shutil.copytree(made, tmp_path / "bundle"))
 
@@ -66,6 +64,7 @@ def test_rounds_are_those_of_a_computation_without_caches(
             slot.close()
 
 
+@pytest.mark.slow
 def test_ids_on_onnxruntime_s_cuda_are_those_of_the_cpu(
     bundle_of: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
