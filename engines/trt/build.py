@@ -84,7 +84,8 @@ def build(
     ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any, the engines run on all that it
     supports except Turing.
     ``has_decode_profile``: whether the models' engines have a profile for passes of one token; None decides for each
-    model by bytes (``specrt.engines.trt.decode``). ``is_target_alone``: only the target's engine, to be measured. Raises ``SpecrtError``.
+    model by bytes (``specrt.engines.trt.decode``). ``is_target_alone``: only the target's engine, to be measured.
+    Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))

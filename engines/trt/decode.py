@@ -1,4 +1,4 @@
-"""Whether a draft's engine has ``decode``, a profile for passes of one token: decided by bytes, where it can be measured.
+"""Whether a draft's engine has ``decode``, a profile for passes of one token: decided by measured bytes.
 
 With it the builder stores the weights of all matmuls twice, in another layout for one row, while ``verify`` and
 ``prefill`` share theirs. Without it a pass of one token runs in ``verify``, which copies keys and values of the cache;
@@ -88,8 +88,8 @@ def choose(passes: OneTokenPasses, build: Callable[[bool], Built]) -> tuple[Buil
 def described(passes: OneTokenPasses, candidates: tuple[Candidate, ...], has_decode: bool) -> str:
     """The decision in one line, in MB."""
     parts = [
-        f"{c.copied_bytes / 1e6:.1f} MB of the cache copied and {passes.moved_bytes(c.copied_bytes) / 1e6:.1f} MB moved "
-        f"a pass of one token, {c.weights_bytes / 1e6:.1f} MB of weights{' with decode' if DECODE in c.profiles else ''}"
+        f"{'with' if DECODE in c.profiles else 'without'} decode {c.copied_bytes / 1e6:.1f} MB of the cache copied and "
+        f"{passes.moved_bytes(c.copied_bytes) / 1e6:.1f} MB moved, {c.weights_bytes / 1e6:.1f} MB of weights"
         for c in candidates
     ]
-    return f"measured {'; '.join(parts)}: built {'with' if has_decode else 'without'} decode"
+    return f"a pass of one token, measured {'; '.join(parts)}: built {'with' if has_decode else 'without'} it"

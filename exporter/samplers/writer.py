@@ -23,8 +23,8 @@ class GraphWriter:
     """One graph that honours ``contract``. Operators are methods in their ONNX names.
 
     ``named`` names the output (one of the contract); ``outputs`` is their number, then a tuple of names is returned.
-    ``has_cumsum``: whether the library that reads the graph has a kernel for CumSum. TensorRT's parser before 10.8 makes
-    a loop of it.
+    ``has_cumsum``: whether the library that reads the graph has a kernel for CumSum. TensorRT's parser before 10.8
+    makes a loop of it.
     """
 
     def __init__(self, name: str, contract: Contract, has_cumsum: bool = True) -> None:

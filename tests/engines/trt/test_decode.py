@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,8 +76,8 @@ def test_a_target_and_a_cache_that_is_written_anyway_have_none(role: str, dialec
 def test_the_decision_in_one_line() -> None:
     _, candidates = choose(PASSES, lambda has: Built(memoryview(b""), has, engine(has, 60)))
     assert described(PASSES, candidates, True) == (
-        "measured 47.3 MB of the cache copied and 410.9 MB moved a pass of one token, 269.0 MB of weights; 0.0 MB of the "
-        "cache copied and 316.3 MB moved a pass of one token, 538.0 MB of weights with decode: built with decode"
+        "a pass of one token, measured without decode 47.3 MB of the cache copied and 410.9 MB moved, 269.0 MB of "
+        "weights; with decode 0.0 MB of the cache copied and 316.3 MB moved, 538.0 MB of weights: built with it"
     )
 
 

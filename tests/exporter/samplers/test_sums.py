@@ -1,4 +1,4 @@
-"""Running sums and the samplers that use them, for a parser that makes a loop of CumSum: each sum is taken by itself."""
+"""Running sums and the samplers that use them, for a parser that makes a loop of CumSum: each is a sum of its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What TensorRT 10.3's ONNX parser takes, and where a graph asks for more.
 
-Read from onnx-tensorrt at 10.1, from its table of operators (``docs/operators.md``: opsets 9 to 20) and from its importers
-(``onnxOpImporters.cpp``), and from its list of changes in 10.2 and 10.3, which took nothing away. Operators that no export
-has are left out, and so is CumSum, of which the importer makes a loop of one step a column until 10.8. It was not run.
+Read from onnx-tensorrt at 10.1: its table of operators (``docs/operators.md``, opsets 9 to 20) and its importers
+(``onnxOpImporters.cpp``); and from its list of changes in 10.2 and 10.3, which took nothing away. Operators that no
+export has are left out, and so is CumSum, of which the importer makes a loop of one step a column until 10.8. It was
+not run.
 """
 
 from __future__ import annotations
