@@ -159,7 +159,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[SpecrtError], str]] = {
     "record of the future": (
         lambda b: (engines_folder(b, BACKEND) / RECORD_NAME).write_text('{"record_version": 9}'),
         BundleError,
-        "record version 9, this specrt reads 2",
+        "record version 9, this specrt reads 3",
     ),
     "no engines": (lambda b: shutil.rmtree(b / "engines"), BackendError, "no engines for tensorrt-rtx are built"),
 }
