@@ -73,7 +73,9 @@ def test_without_the_reshape_a_copy_has_all_query_heads(
     assert [copied_bytes([copy], 1) for copy in copies] == [all_heads_bytes] * 2 * len(spec.kv_layers)
 
 
-@pytest.mark.parametrize(("name", "has_decode"), [(FUSED[0], True), (IN_SINGLE_OPERATORS[0], False)])
+@pytest.mark.parametrize(
+    ("name", "has_decode"), [pytest.param(FUSED[0], True, marks=pytest.mark.slow), (IN_SINGLE_OPERATORS[0], False)]
+)
 def test_what_a_draft_s_engines_copy_decides_whether_it_has_decode(
     name: str, has_decode: bool, traces: Traces, tmp_path: Path
 ) -> None:
