@@ -163,7 +163,8 @@ def test_where_buffers_change_places_each_pass_is_a_launch(simulated: SimulatedG
 
 def most_calls(simulated: SimulatedGpu, runtime: Runtime) -> dict[str, int]:
     """The most calls in a round that recurs, by way; the last round of a text is a shorter one."""
-    slot, found = runtime.open_slot("model"), {}
+    slot = runtime.open_slot("model")
+    found: dict[str, int] = {}
     for name in CALLS:
         rounds = rounds_of(simulated, slot, runtime, 3, **WAYS[name])[:-1]
         assert {seen["wait"] for seen in rounds} == {1}, name

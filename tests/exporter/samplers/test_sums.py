@@ -114,11 +114,11 @@ def inputs_of(name: str, vocab_size: int, rng: np.random.Generator) -> dict[str,
         drafts = np.stack([dyadic(rng, vocab_size) for _ in range(rows)])
         drafted = np.array([rng.choice(vocab_size, p=row.astype(np.float64)) for row in drafts[:-1]])
         uniforms = rng.random((rows, NUM_UNIFORMS), dtype=np.float32)
-        given = {PROBS: probs, UNIFORMS: uniforms, **fed(drafted, rng, vocab_size)}
+        given: dict[str, Array] = {PROBS: probs, UNIFORMS: uniforms, **fed(drafted, rng, vocab_size)}
         return {**given, DRAFT_PROBS: drafts} if name == BLOCK else given
     logits = rng.normal(0, rng.choice([0.3, 3.0]), (rows, vocab_size)).astype(np.float32)
     scalars = {TEMPERATURE: scalar(0.8), TOP_P: scalar(0.9), MIN_P: scalar(0.0)}
-    chosen = {LOGITS: logits, **scalars, TOP_K: np.array([0])}
+    chosen: dict[str, Array] = {LOGITS: logits, **scalars, TOP_K: np.array([0])}
     if name == NUCLEUS:
         filtered = sampler(FILTER, vocab_size).run(chosen)
         del chosen[TOP_K]
