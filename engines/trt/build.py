@@ -25,6 +25,8 @@ from specrt.engines.samplers import sampler_contract
 from specrt.engines.storage.files import write_file, write_text_file
 from specrt.engines.storage.folders import check_place, new_folder
 from specrt.engines.storage.integrity import check_files
+from specrt.engines.trt.decode import Built, OneTokenPasses, choose, described, one_token_passes
+from specrt.engines.trt.layers import layers_in
 from specrt.engines.trt.library import (
     OTHER_GPUS,
     known_capabilities,
@@ -33,12 +35,13 @@ from specrt.engines.trt.library import (
     portable_capabilities,
 )
 from specrt.engines.trt.network import allow_decomposition, inspect_network, make_logger, parse
-from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of, wants_decode
+from specrt.engines.trt.profiles import Profile, profiles_of, shapes_of
 from specrt.engines.trt.record import (
     RECORD_NAME,
     RECORD_VERSION,
     TIMING_CACHE_NAME,
     BuildRecord,
+    Candidate,
     EngineEntry,
     engines_folder,
     record_text,
@@ -50,7 +53,8 @@ from specrt.engines.trt.record import (
 class _Job:
     """One engine to build: its name, its graph in the bundle, its contract and its profiles.
 
-    ``weights`` are names of files, some of which the bundle may not have; samplers have none.
+    ``weights`` are names of files, some of which the bundle may not have; samplers have none. With ``passes``, those of
+    one token are measured to decide whether it has ``decode``.
     """
 
     name: str
@@ -59,6 +63,7 @@ class _Job:
     contract: Contract
     precision: str
     profiles: dict[str, Profile]
+    passes: OneTokenPasses | None = None
 
     def sources(self, manifest: Manifest) -> dict[str, str]:
         """SHA-256 of the engine's source files, by name."""
@@ -79,7 +84,8 @@ def build(
     ``compute_capabilities`` (as ``8.9``) are for TensorRT-RTX only; without any, the engines run on all that it
     supports except Turing.
     ``has_decode_profile``: whether the models' engines have a profile for passes of one token; None decides for each
-    model by bytes. ``is_target_alone``: only the target's engine, to be measured. Raises ``SpecrtError``.
+    model by bytes (``specrt.engines.trt.decode``). ``is_target_alone``: only the target's engine, to be measured.
+    Raises ``SpecrtError``.
     """
     manifest = manifest_from_bundle(bundle)
     library = library_of(choose_backend(manifest, backend))
@@ -102,7 +108,7 @@ def build(
     _check_room(bundle, manifest, progress)
     check_files(bundle, manifest)
     with new_folder(folder, progress) as partial:
-        jobs = _jobs(manifest, has_decode_profile)[: 1 if is_target_alone else None]
+        jobs = _jobs(manifest, has_decode_profile, library.lists_layers)[: 1 if is_target_alone else None]
         engines = {job.name: builder.build(job, bundle, partial, manifest, progress) for job in jobs}
         builder.save_timings(partial)
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -134,7 +140,7 @@ def build_alone(backend: str, bundle: Path, graph: str, contract: Contract) -> E
     return replace(builder.build(job, bundle, folder, manifest, SILENT), sources={graph: ""})
 
 
-def _jobs(manifest: Manifest, has_decode_profile: bool | None) -> list[_Job]:
+def _jobs(manifest: Manifest, has_decode_profile: bool | None, can_measure: bool = False) -> list[_Job]:
     """The models, then their samplers. Samplers that two models share are built once."""
     jobs: dict[str, _Job] = {}
     samplers: dict[str, _Job] = {}
@@ -142,11 +148,11 @@ def _jobs(manifest: Manifest, has_decode_profile: bool | None) -> list[_Job]:
         if entry is None:
             continue
         contract = model_contract(entry.spec)
-        has_decode = has_decode_profile
-        if has_decode is None:
-            has_decode = wants_decode(role, entry.spec, entry.bytes_per_pass)
-        profiles = profiles_of(contract, has_decode)
-        jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles)
+        passes = one_token_passes(role, entry) if has_decode_profile is None else None
+        is_expected = passes is not None and passes.are_expected_to_gain and not can_measure
+        profiles = profiles_of(contract, has_decode_profile or is_expected)
+        measured = passes if can_measure else None
+        jobs[role] = _Job(role, entry.graph, entry.weights, contract, entry.spec.dtype, profiles, measured)
         for name, graph in entry.samplers.items():
             # A draft's chunk may be wider than the target's; a sampler serves both.
             width = max(m.spec.max_width for m in (manifest.target, manifest.draft.model) if m is not None)
@@ -202,14 +208,33 @@ class _Builder:
         self._logger.warnings.clear()
         network = parse(self._trt, self._builder, self._logger, bundle / job.graph)
         inspect_network(self._trt, network, job.contract, self._logger.warnings, bundle / job.graph)
-        plan = self._serialize(job, network, bundle, progress)
+        plan, job, candidates = self._chosen(job, network, bundle, progress)
         seconds = time.perf_counter() - started
         file = f"{job.name}.engine"
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         write_file(folder / file, plan)
         sources = job.sources(manifest)
         digest = hashlib.sha256(plan).hexdigest()
-        return EngineEntry(file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2))
+        return EngineEntry(
+            file, sources, job.precision, job.profiles, plan.nbytes, digest, round(seconds, 2), candidates
+        )
+
+    def _chosen(
+        self, job: _Job, network: Any, bundle: Path, progress: Progress
+    ) -> tuple[memoryview, _Job, tuple[Candidate, ...]]:
+        """The engine, the job with its profiles, and what was measured to choose them."""
+        if job.passes is None:
+            return self._serialize(job, network, bundle, progress), job, ()
+        jobs = {has: replace(job, profiles=profiles_of(job.contract, has)) for has in (False, True)}
+
+        def built(has_decode: bool) -> Built:
+            plan = self._serialize(jobs[has_decode], network, bundle, progress)
+            return Built(plan, has_decode, layers_in(self._logger.listing, list(jobs[has_decode].profiles)))
+
+        chosen, candidates = choose(job.passes, built)
+        if candidates:
+            progress.note(f"{job.name}: {described(job.passes, candidates, chosen.has_decode)}")
+        return chosen.plan, jobs[chosen.has_decode], candidates
 
     def _serialize(self, job: _Job, network: Any, bundle: Path, progress: Progress) -> memoryview:
         """The engine. Where there is no fused kernel for its attention, TensorRT may take single operators for it."""
@@ -231,7 +256,10 @@ class _Builder:
 
     def _built(self, job: _Job, network: Any) -> Any:
         """The serialized engine, or None. If the library supports it, the engine does not allocate memory itself."""
+        self._logger.listing.clear()
         config = self._builder.create_builder_config()
+        if job.passes is not None:
+            config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
         if hasattr(self._trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
             config.set_flag(self._trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if self._capabilities:

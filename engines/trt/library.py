@@ -20,18 +20,20 @@ from specrt.engines.errors import BackendError, one_line
 class Library:
     """A module, and its oldest version for the dialect ``standard``.
 
-    ``is_portable``: engines can be built without a GPU, for given compute capabilities.
+    ``is_portable``: engines can be built without a GPU, for given compute capabilities. ``lists_layers``: its builder
+    writes the layers of an engine to the log.
     """
 
     module: str
     install: str
     oldest: str
     is_portable: bool
+    lists_layers: bool
 
 
 LIBRARIES = {
-    "tensorrt-rtx": Library("tensorrt_rtx", "pip install 'specrt[tensorrt-rtx]'", "1.7", True),
-    "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15'", "10.15", False),
+    "tensorrt-rtx": Library("tensorrt_rtx", "pip install 'specrt[tensorrt-rtx]'", "1.7", True, True),
+    "tensorrt": Library("tensorrt", "pip install 'tensorrt>=10.15'", "10.15", False, False),
 }
 
 # Names that a dialect needs and some versions lack. A version is accepted if it has all of them.

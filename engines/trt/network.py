@@ -12,19 +12,26 @@ from typing import Any
 
 from specrt.engines.contract import Contract, TensorSpec
 from specrt.engines.errors import BackendError
+from specrt.engines.trt.layers import LISTING
 from specrt.engines.trt.library import DTYPES
 
 
 def make_logger(trt: Any) -> Any:
-    """A logger that keeps the lines of warnings (``warnings``) and errors (``errors``) and prints none."""
+    """A logger that keeps lines of warnings (``warnings``) and errors (``errors``), and prints none.
+
+    ``listing`` has the builder's messages about an engine's layers (``specrt.engines.trt.layers``).
+    """
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.errors: list[str] = []
             self.warnings: list[str] = []
+            self.listing: list[str] = []
 
         def log(self, severity: Any, message: str) -> None:
+            if message.startswith(LISTING):
+                self.listing.append(message)
             if severity <= trt.ILogger.ERROR:
                 self.errors.append(" ".join(message.split()))
             elif severity == trt.ILogger.WARNING:

@@ -20,14 +20,26 @@ from specrt.engines.storage.home import cache_dir
 from specrt.engines.storage.integrity import sha256_of
 from specrt.engines.trt.profiles import PREFILL, VERIFY
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 RECORD_NAME = "build.json"
 TIMING_CACHE_NAME = "timing.cache"
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """An engine that was built and measured: its weights, and what a pass of one token copies of the KV cache."""
+
+    profiles: tuple[str, ...]
+    weights_bytes: int
+    copied_bytes: int
+
+
+@dataclass(frozen=True)
 class EngineEntry:
-    """An engine. ``sources`` are SHA-256 of graph and weights by file; sizes of ``profiles`` are (min, opt, max)."""
+    """An engine. ``sources`` are SHA-256 of graph and weights by file; sizes of ``profiles`` are (min, opt, max).
+
+    ``candidates`` decided whether it has ``decode`` (``specrt.engines.trt.decode``); none where nothing was measured.
+    """
 
     file: str
     sources: dict[str, str]
@@ -36,6 +48,7 @@ class EngineEntry:
     num_bytes: int
     sha256: str
     build_seconds: float
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)

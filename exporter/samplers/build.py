@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from specrt.engines.contract import ModelSpec
+from specrt.engines.contract import STANDARD_22_DIALECT, ModelSpec
 from specrt.engines.samplers import (
     BLOCK,
     FILTER,
@@ -51,7 +51,7 @@ def sampler_graph(name: str, spec: ModelSpec, vocab_size: int) -> onnx.ModelProt
 
     Raises ``ValueError`` for an unknown name.
     """
-    g = GraphWriter(name, sampler_contract(name, spec, vocab_size))
+    g = GraphWriter(name, sampler_contract(name, spec, vocab_size), has_cumsum=spec.dialect != STANDARD_22_DIALECT)
     _WRITERS[name](g, spec, vocab_size)
     return g.model()
 

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from specrt.engines.numpy_samplers import chunk_size
-from specrt.exporter.samplers.writer import GraphWriter
+from specrt.exporter.samplers.writer import GraphWriter, row_numbers
 
 
 def first_of_largest(g: GraphWriter, rows: str, length: int) -> str:
@@ -35,8 +35,7 @@ def first_of_largest(g: GraphWriter, rows: str, length: int) -> str:
 
 def first_true(g: GraphWriter, flags: str) -> str:
     """The index of the first that is 1.0, of which there must be one. [R] f32 -> [1] i64"""
-    numbers = g.Sub(g.CumSum(g.Add(g.Mul(flags, g.const([0.0])), g.const([1.0])), g.const(0, "int64")), g.const([1.0]))
-    found = g.Where(g.Greater(flags, g.const([0.0])), numbers, g.const([2.0**24]))
+    found = g.Where(g.Greater(flags, g.const([0.0])), row_numbers(g, flags, "float32"), g.const([2.0**24]))
     return str(g.Cast(g.ReduceMin(found, g.ints(0), keepdims=1), to=TensorProto.INT64))
 
 

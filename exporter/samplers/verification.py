@@ -14,7 +14,7 @@ from specrt.engines.contract import LOGITS, NUM_ACCEPTED, TOKENS
 from specrt.engines.numpy_samplers import MIN_RESIDUAL, chunk_size
 from specrt.engines.samplers import ACCEPT, CHUNK, DRAFT_PROBS, PROBS, UNIFORMS, WITHIN
 from specrt.exporter.samplers.ties import first_of_largest, first_true
-from specrt.exporter.samplers.writer import END, GraphWriter, row_numbers
+from specrt.exporter.samplers.writer import END, GraphWriter, row_numbers, running_sums
 
 
 def write_match(g: GraphWriter, drafted: str, vocab_size: int) -> None:
@@ -83,7 +83,7 @@ def _draw(g: GraphWriter, weights: str, uniforms: str, vocab_size: int) -> str:
 
 def _inverse_cdf(g: GraphWriter, weights: str, uniform: str, length: int) -> str:
     """The first index whose cumulated weight exceeds ``uniform`` [R, 1] of the total. [R, N] -> [R, 1] i64"""
-    cumulated = g.CumSum(weights, g.const(1, "int64"))
+    cumulated = running_sums(g, weights, length)
     total = g.Slice(cumulated, g.ints(length - 1), g.ints(length), g.ints(1))
     passed = g.And(g.LessOrEqual(cumulated, g.Mul(uniform, total)), g.Less(cumulated, total))
     index = g.ReduceSum(g.Cast(passed, to=TensorProto.FLOAT), g.ints(1), keepdims=1)

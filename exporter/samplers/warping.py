@@ -34,7 +34,7 @@ from specrt.engines.samplers import (
     TOP_P,
 )
 from specrt.exporter.samplers.ties import largest_in_order
-from specrt.exporter.samplers.writer import GraphWriter, row_numbers
+from specrt.exporter.samplers.writer import GraphWriter, barrier, row_numbers, running_sums
 
 # Halvings of the interval [maximum - SPAN, maximum] that contains the threshold, down to neighbouring fp32 numbers.
 _SPAN = 104.0  # exp(-104) is 0 in fp32
@@ -99,7 +99,7 @@ def write_filter(g: GraphWriter, model_vocab: int, target_vocab: int, num_sorted
     sorted_weights = g.Mul(g.Exp(g.Sub(ordered, largest)), _mask(g, g.GreaterOrEqual(ordered, by_k)))  # [R, S]
     mass = g.Where(has_top_k, _sum(g, sorted_weights), _sum(g, weights))
     wanted = g.Mul(mass, TOP_P)  # [R, 1]
-    cumulated = g.CumSum(sorted_weights, g.const(1, "int64"))
+    cumulated = running_sums(g, sorted_weights, min(num_sorted, vocab_size))
     reaches = g.GreaterOrEqual(_last(g, cumulated, min(num_sorted, vocab_size)), wanted)
     whole_top_k = g.Or(g.Not(has_top_k), g.Less(smallest, by_k))  # no tie with the k-th is beyond what is sorted
     fits = g.Or(g.Not(has_top_p), g.And(reaches, whole_top_k))
@@ -126,11 +126,8 @@ def write_nucleus(g: GraphWriter, model_vocab: int, target_vocab: int) -> None:
     for _ in range(_HALVINGS):
         middle = g.Mul(g.Add(low, high), g.const([0.5]))
         enough = g.GreaterOrEqual(_sum(g, g.Mul(allowed, _mask(g, g.GreaterOrEqual(below, middle)))), wanted)
-        # A sum over one column changes no bit, and keeps TensorRT from joining steps: each would double its build time.
-        low, high = (
-            g.CumSum(bound, g.const(1, "int64"))
-            for bound in (g.Where(enough, middle, low), g.Where(enough, high, middle))
-        )
+        # Joined steps would each double TensorRT's build time.
+        low, high = (barrier(g, b) for b in (g.Where(enough, middle, low), g.Where(enough, high, middle)))
     flagged = g.Unsqueeze(g.Greater(NUCLEUS_IS_LARGER, g.ints(0)), g.ints(1))  # [R, 1]
     low = g.Where(flagged, low, g.const([-np.inf]))
     threshold = g.Where(flagged, g.Max(given, _least(g, largest)), given)

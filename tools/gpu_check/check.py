@@ -23,6 +23,7 @@ from specrt.engines.progress import SILENT, Progress
 from specrt.tools.gpu_check.experiment import CRASHED, FAILED, PASSED, SKIPPED, TIMED_OUT, Experiment
 from specrt.tools.gpu_check.kit import Kit, kit_in, unpacked
 from specrt.tools.gpu_check.table import EXPERIMENTS, TOTAL_S
+from specrt.tools.report.folders import without_folders
 
 FIND_S = 60.0  # for a GPU to be found
 _PACKAGES = ("numpy", "cuda-bindings", "tensorrt-rtx", "tensorrt", "onnxruntime-gpu", "onnxruntime", "tokenizers")
@@ -79,7 +80,7 @@ def gpu_check(
 ) -> Report:
     """Perform ``experiments`` on the kit or bundle at ``path``, which stays as it is, in ``total_s`` at most.
 
-    Raises ``UsageError`` where ``path`` is neither. Uses no network.
+    The report names no folder of this machine. Raises ``UsageError`` where ``path`` is neither. Uses no network.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
@@ -98,7 +99,7 @@ def gpu_check(
         platform.python_version(),
         dict(_versions()),
         gpu,
-        reason,
+        without_folders(reason),
         round(time.monotonic() - started, 2),
         tuple(outcomes),
     )
@@ -142,7 +143,13 @@ def _outcome_of(experiment: Experiment, kit: Kit, folder: Path, no_gpu: str, lef
     def outcome(verdict: str, reason: str, figures: dict[str, Any] | None = None) -> Outcome:
         seconds = round(time.monotonic() - started, 2)
         return Outcome(
-            experiment.name, experiment.question, verdict, reason, seconds, experiment.limit_s, figures or {}
+            experiment.name,
+            experiment.question,
+            verdict,
+            without_folders(reason),
+            seconds,
+            experiment.limit_s,
+            without_folders(figures or {}),
         )
 
     if (reason := experiment.missing(kit) or no_gpu) or limit <= 0:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specrt.engines.contract import INPUT_IDS, POSITION_IDS, WIDTH, Contract, TensorSpec, past_name, present_name
+from specrt.engines.trt.layers import cache_copies, copied_bytes
 from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, Profile
 from specrt.tools.gpu_check.forms import FORMS, RESHAPED, Form, Heads, Writer
-from specrt.tools.lab.engine_layers import cache_copies, copied_bytes, engine_layers, profile_width
+from specrt.tools.lab.engine_layers import engine_layers, profile_width
 from specrt.tools.terminal.failure import Tool
 
 LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 4, 12, 2, 128, 256

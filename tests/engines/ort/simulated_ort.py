@@ -5,13 +5,18 @@ What the real provider reads on the host when a run is enqueued is copied then, 
 
 from __future__ import annotations
 
+import functools
 from ctypes import memmove
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 
+from specrt.engines.gpu import device
+from specrt.engines.gpu.device import Device
+from specrt.engines.ort import cuda as ort_cuda
 from specrt.engines.ort.cpu import session_options
 from tests.engines.gpu.simulated_cuda import SimulatedCuda
 from tests.exporter.samplers.random_ties import as_a_device_would
@@ -44,6 +49,18 @@ class SimulatedOrt:
             return SimpleNamespace(get_providers=lambda: [self.in_force, CPU])
         self.sessions.append(SimulatedSession(self, graph, options, providers))
         return self.sessions[-1]
+
+
+def simulate_gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
+    """ONNX Runtime with a GPU, next to the real one on the CPU."""
+    cuda = SimulatedCuda()
+    opened = Device(cuda)
+    module = SimulatedOrt(cuda)
+    monkeypatch.setattr(ort_cuda, "ort", module)
+    monkeypatch.setattr(ort_cuda, "check_provider", functools.cache(ort_cuda.check_provider.__wrapped__))
+    for place in (device, ort_cuda):
+        monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
+    return module
 
 
 class SimulatedSession:

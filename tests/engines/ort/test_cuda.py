@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import tomllib
 from collections import Counter
@@ -15,15 +14,12 @@ import pytest
 
 import specrt
 from specrt.engines.errors import BackendError, PlacementWarning, UsageError
-from specrt.engines.gpu import device
-from specrt.engines.gpu.device import Device
 from specrt.engines.ort import cuda as ort_cuda
 from specrt.runtime.options import options_of
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.settings import settings_of
 from specrt.tools.rounds import run_rounds
-from tests.engines.gpu.simulated_cuda import SimulatedCuda
-from tests.engines.ort.simulated_ort import SimulatedOrt
+from tests.engines.ort.simulated_ort import SimulatedOrt, simulate_gpu
 from tests.exports import Exports
 
 K, NUM_TOKENS = 3, 24
@@ -47,15 +43,7 @@ def half(exports: Exports) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedOrt:
-    """ONNX Runtime with a GPU, next to the real one on the CPU."""
-    cuda = SimulatedCuda()
-    opened = Device(cuda)
-    module = SimulatedOrt(cuda)
-    monkeypatch.setattr(ort_cuda, "ort", module)
-    monkeypatch.setattr(ort_cuda, "check_provider", functools.cache(ort_cuda.check_provider.__wrapped__))
-    for place in (device, ort_cuda):
-        monkeypatch.setattr(place, "open_device", lambda ordinal=0: opened)
-    return module
+    return simulate_gpu(monkeypatch)
 
 
 def generated(runtime: Runtime, **way: Any) -> tuple[list[int], list[int]]:

@@ -159,7 +159,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], type[SpecrtError], str]] = {
     "record of the future": (
         lambda b: (engines_folder(b, BACKEND) / RECORD_NAME).write_text('{"record_version": 9}'),
         BundleError,
-        "record version 9, this specrt reads 2",
+        "record version 9, this specrt reads 3",
     ),
     "no engines": (lambda b: shutil.rmtree(b / "engines"), BackendError, "no engines for tensorrt-rtx are built"),
 }
@@ -272,6 +272,10 @@ def test_a_profile_for_passes_of_one_token_on_request(tiny_tensorrt_bundle: Path
         assert profiles["decode"] == {"width": (1, 1, 1), "rows": (1, 1, 1)}
     assert record.engines["target"].num_bytes > before["target"].num_bytes
     assert list(before["target"].profiles) == ["verify", "prefill"]
-    assert list(before["draft"].profiles) == ["verify", "prefill", "decode"], "its bytes say so"
+    assert list(before["draft"].profiles) == ["verify", "prefill", "decode"], "what was measured says so"
+    without, having = before["draft"].candidates
+    assert (without.profiles, having.profiles) == (("verify", "prefill"), ("verify", "prefill", "decode"))
+    assert without.copied_bytes > having.copied_bytes == 0 and without.weights_bytes < having.weights_bytes
+    assert before["target"].candidates == record.engines["draft"].candidates == (), "nothing to decide"
     assert record.engines["samplers/match"].profiles == before["samplers/match"].profiles
     assert _check(bundle) == []

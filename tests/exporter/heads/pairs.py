@@ -10,6 +10,11 @@ from tests.exports import Exports, digest, made_once
 from tests.progress import KeptProgress
 
 K = 4
+DIALECTS: dict[str, dict[str, str]] = {
+    "onnxruntime": {"backend": "onnxruntime", "dtype": "fp16"},
+    "standard": {"backend": "tensorrt-rtx"},
+    "standard-22": {"backend": "tensorrt", "tensorrt_version": "10.3"},
+}
 PROMPTS = ([5, 18, 31, 44, 57], [7, 200, 31, 18, 5, 18, 31, 300, 12, 44, 5, 18, 9, 10, 11, 12, 13, 14, 15, 16])
 
 

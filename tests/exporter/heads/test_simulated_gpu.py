@@ -34,21 +34,29 @@ from specrt.tools.rounds import run_rounds
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 from tests.engines.numpy_samplers.noisy_pair import SEEN, WAYS, K, generated
 from tests.engines.trt.simulated_trt import SCRATCH_BYTES
-from tests.exporter.heads.pairs import PROMPTS, head_bundle
+from tests.exporter.heads.pairs import DIALECTS, PROMPTS, head_bundle
 from tests.exports import Exports
 
 
-@pytest.fixture(scope="session")
-def exported(exports: Exports) -> Path:
-    return head_bundle(exports, backend="tensorrt-rtx", max_seq_len=128, num_speculative_tokens=K)
+@pytest.fixture
+def bundle(exports: Exports, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the dialect of ``request``, ``standard`` without one."""
+    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
+    dialect = getattr(request, "param", "standard")
+    made = head_bundle(exports, **DIALECTS[dialect], max_seq_len=128, num_speculative_tokens=K)
+    return Path(shutil.copytree(made, tmp_path / "bundle"))
 
 
 @pytest.fixture
-def simulated(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
-    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    return SimulatedGpu(Path(shutil.copytree(exported, tmp_path / "bundle")), "tensorrt-rtx", monkeypatch)
+def simulated(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    return SimulatedGpu(bundle, manifest_from_bundle(bundle).backends[0], monkeypatch)
 
 
+BOTH = ("standard", "standard-22")
+both_dialects = pytest.mark.parametrize("bundle", BOTH, indirect=True)
+
+
+@both_dialects
 def test_every_way_gives_the_ids_of_the_cpu(simulated: SimulatedGpu) -> None:
     """Deferred ids too; each way finds the slot as the one before left it."""
     ways = {**WAYS, **{name: way for name, way in SEEN.items() if name != "processors"}}
@@ -59,6 +67,7 @@ def test_every_way_gives_the_ids_of_the_cpu(simulated: SimulatedGpu) -> None:
     assert sum(expected["greedy"][1][1:]) > 0, "some drafts are accepted"
 
 
+@both_dialects
 def test_features_are_written_where_the_head_reads_them(
     simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +137,7 @@ def num_calls(seen: Counter[str]) -> int:
 
 
 CALLS = {"greedy": 3, "seed, filters": 3, "block": 3, "ngram": 3}
+PASS_BY_PASS = {"greedy": 38, "seed, filters": 56, "block": 61, "ngram": 7}  # the figures of docs/gpu.md
 
 
 def test_a_round_of_a_head_is_two_launches_and_a_wait(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +152,25 @@ def test_a_round_of_a_head_is_two_launches_and_a_wait(simulated: SimulatedGpu, m
             assert copied == {int(name == "ngram")}, name
         slot.close()
         monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
-        slot = runtime.open_slot("model")
-        found = rounds_of(simulated, slot, runtime, 2, **WAYS["greedy"])
-        assert min(map(num_calls, found[:-1])) > 25
-        slot.close()
+        assert most_calls(simulated, runtime) == PASS_BY_PASS
+
+
+@pytest.mark.parametrize("bundle", BOTH[1:], indirect=True)
+def test_where_buffers_change_places_each_pass_is_a_launch(simulated: SimulatedGpu) -> None:
+    with simulated.open() as runtime:
+        assert most_calls(simulated, runtime) == PASS_BY_PASS
+
+
+def most_calls(simulated: SimulatedGpu, runtime: Runtime) -> dict[str, int]:
+    """The most calls in a round that recurs, by way; the last round of a text is a shorter one."""
+    slot = runtime.open_slot("model")
+    found: dict[str, int] = {}
+    for name in CALLS:
+        rounds = rounds_of(simulated, slot, runtime, 3, **WAYS[name])[:-1]
+        assert {seen["wait"] for seen in rounds} == {1}, name
+        found[name] = max(map(num_calls, rounds))
+    slot.close()
+    return found
 
 
 def test_a_round_with_a_chosen_k_also_asks_for_the_time(
@@ -162,8 +187,13 @@ def test_a_round_with_a_chosen_k_also_asks_for_the_time(
         slot = runtime.open_slot("model")
         rounds = rounds_of(simulated, slot, runtime, draft="auto", num_speculative_tokens=None)
         slot.close()
+        monkeypatch.setattr(TrtBinding, "together", lambda self: nullcontext())
+        slot = runtime.open_slot("model")
+        one_by_one = rounds_of(simulated, slot, runtime, 3, draft="auto", num_speculative_tokens=None)
+        slot.close()
     assert len(set(chosen)) > 2
     assert {(num_calls(seen), seen["wait"], seen["elapsed"]) for seen in rounds[:-1]} == {(4, 1, 1)}
+    assert max(map(num_calls, one_by_one[:-1])) == PASS_BY_PASS["greedy"] + 1, "also the time between two events"
 
 
 def test_a_head_is_given_back_where_its_target_does_not_fit(
@@ -192,6 +222,7 @@ def test_a_head_is_given_back_where_its_target_does_not_fit(
         assert most > 8, "it failed at each of them"
 
 
+@both_dialects
 def test_a_slot_with_a_head_takes_what_is_planned(simulated: SimulatedGpu) -> None:
     plan = plan_slot(simulated.manifest, simulated.backend, scratch_bytes=SCRATCH_BYTES)
     with simulated.open() as runtime:
@@ -220,14 +251,16 @@ def test_the_head_is_an_engine_of_its_own(simulated: SimulatedGpu) -> None:
     assert manifest.draft.model is not None and manifest.draft.model.parity.argmax_agreement > 0.95
 
 
+@pytest.mark.parametrize("bundle", [BOTH[0], pytest.param(BOTH[1], marks=pytest.mark.slow)], indirect=True)
 def test_compare_feeds_the_head_its_features(simulated: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "open_device", lambda: simulated.device)
     monkeypatch.setattr(graphs, "SAMPLER_NAMES", ("match",))
-    found = compare(simulated.bundle, "tensorrt-rtx")
+    found = compare(simulated.bundle, simulated.backend)
     assert found.failed == [] and {"target/model.onnx", "target/head.onnx"} <= {row.graph for row in found.results}
 
 
 @pytest.mark.slow
+@both_dialects
 def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
     with simulated.open() as runtime:
         expected = generated(runtime, PROMPTS[1], **WAYS["greedy"])
@@ -239,10 +272,9 @@ def test_a_warm_slot_gives_the_same_ids(simulated: SimulatedGpu) -> None:
 
 
 @pytest.mark.slow
-def test_tensorrt_builds_the_head(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TensorRT's own attention and cache updates."""
-    monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
-    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
+@both_dialects
+def test_tensorrt_builds_the_head(bundle: Path) -> None:
+    """With TensorRT's own attention and cache updates, where the dialect has them."""
     record = build(bundle, "tensorrt-rtx")
     head = manifest_from_bundle(bundle).draft.model
     assert head is not None and record.engines["draft"].num_bytes < record.engines["target"].num_bytes
@@ -251,4 +283,5 @@ def test_tensorrt_builds_the_head(exported: Path, tmp_path: Path, monkeypatch: p
     network = parse(trt, trt.Builder(logger), logger, bundle / head.graph)
     kinds = Counter(network.get_layer(index).type.name for index in range(network.num_layers))
     print(dict(kinds))
-    assert kinds["ATTENTION_INPUT"] == 1 and kinds["KV_CACHE_UPDATE"] == 2
+    expected = (1, 2, 0) if head.spec.dialect == BOTH[0] else (0, 0, 2)
+    assert (kinds["ATTENTION_INPUT"], kinds["KV_CACHE_UPDATE"], kinds["SCATTER"]) == expected

@@ -1,7 +1,9 @@
 """What TensorRT 10.3's ONNX parser takes, and where a graph asks for more.
 
-Read from its table of operators (``docs/operators.md`` of onnx-tensorrt at 10.1: opsets 9 to 20) and from its changes
-in 10.2 and 10.3, which took nothing away. Operators that no export has are left out. It was not run.
+Read from onnx-tensorrt at 10.1: its table of operators (``docs/operators.md``, opsets 9 to 20) and its importers
+(``onnxOpImporters.cpp``); and from its list of changes in 10.2 and 10.3, which took nothing away. Operators that no
+export has are left out, and so is CumSum, of which the importer makes a loop of one step a column until 10.8. It was
+not run.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _BOOL = frozenset({TensorProto.BOOL})
 _ROWS = (
     (_NUMBERS, "Abs Add Div Equal Greater GreaterOrEqual Less LessOrEqual Max Min Mod Mul Neg Pad Range ReduceMax"),
     (_NUMBERS, "ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu ScatterElements ScatterND Sign Sub TopK"),
-    (_FLOATS, "Clip Conv Cos CumSum Einsum Erf Exp Gemm LayerNormalization Log LogSoftmax MatMul Pow Reciprocal"),
+    (_FLOATS, "Clip Conv Cos Einsum Erf Exp Gemm LayerNormalization Log LogSoftmax MatMul Pow Reciprocal"),
     (_FLOATS, "Sigmoid Sin Softmax Softplus Sqrt Tanh"),
     (_BOOL, "And Not Or Xor"),
     (_NUMBERS | _BOOL, "Cast Concat Constant Expand Flatten Gather GatherElements GatherND Identity OneHot Reshape"),
@@ -27,8 +29,12 @@ _ROWS = (
     (frozenset({TensorProto.INT8}), "DequantizeLinear"),
 )
 OPERATORS = {name: types for types, names in _ROWS for name in names.split()}
-_AXES_SECOND = ("CumSum", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze")
-_CONSTANT_INPUT = {**dict.fromkeys(_AXES_SECOND, 1), "TopK": 1, "OneHot": 1, "Slice": 3}
+_INTEGERS = frozenset({TensorProto.INT32, TensorProto.INT64})
+_AXES_SECOND = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze")
+_CONSTANT_INPUT = {**dict.fromkeys(_AXES_SECOND, 1), "TopK": 1, "OneHot": 1, "Slice": 3, "Pad": 3}
+_ONLY = {"Mod": _INTEGERS, "Range": _INTEGERS | {TensorProto.FLOAT}}  # importers that take less than the table says
+# Attributes that they refuse. A reduction in ScatterElements needs a plugin.
+_REFUSED = {"ScatterND": ("reduction",), "ScatterElements": ("reduction",), "TopK": ("sorted",)}
 _MOST_SORTED = 3839
 
 
@@ -47,14 +53,15 @@ def objections(model: onnx.ModelProto) -> Iterator[str]:
             yield f"{node.domain}::{node.op_type}"
             continue
         data = node.input[1] if node.op_type == "Where" else node.input[0]
-        if types[data] not in OPERATORS[node.op_type]:
+        if types[data] not in _ONLY.get(node.op_type, OPERATORS[node.op_type]):
             yield f"{node.op_type} of {TensorProto.DataType.Name(types[data])}"
         index = _CONSTANT_INPUT.get(node.op_type, len(node.input))
         if index < len(node.input) and node.input[index] not in constants:
             yield f"{node.op_type} whose input {index} is not a constant"
         if node.op_type == "TopK" and onnx.numpy_helper.to_array(constants[node.input[1]]).item() > _MOST_SORTED:
             yield "TopK of too many"
-        if node.op_type == "ScatterND" and any(attribute.name == "reduction" for attribute in node.attribute):
-            yield "ScatterND with a reduction"
+        for attribute in node.attribute:
+            if attribute.name in _REFUSED.get(node.op_type, ()):
+                yield f"{node.op_type} with {attribute.name}"
         if node.op_type == "DequantizeLinear" and len(node.input) > 2:
             yield "DequantizeLinear with a zero point"

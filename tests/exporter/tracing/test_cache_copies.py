@@ -7,16 +7,24 @@ in passes of one token where ``Attention`` is an operator. docs/gpu.md has the f
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import onnx_ir as ir
 import pytest
 
 from specrt.engines.contract import STANDARD_DIALECT, ModelSpec, model_contract
+from specrt.engines.manifest import Manifest
+from specrt.engines.trt.build import _Builder, _Job
+from specrt.engines.trt.decode import OneTokenPasses
+from specrt.engines.trt.layers import EngineLayers, cache_copies, copied_bytes
+from specrt.engines.trt.library import load_library
 from specrt.engines.trt.profiles import DECODE, PREFILL, VERIFY, profiles_of
 from specrt.exporter import passes
-from specrt.tools.lab.engine_layers import EngineLayers, cache_copies, copied_bytes, engine_layers
+from specrt.tools.lab.engine_layers import engine_layers
 from tests.exporter.tracing.architectures import tiny_model
 from tests.exporter.tracing.traces import Traces, tiny_spec
+from tests.progress import KeptProgress
 
 HALF_BYTES = 2
 FUSED = ("llama", "qwen3", "mistral")  # mistral has a window
@@ -63,3 +71,27 @@ def test_without_the_reshape_a_copy_has_all_query_heads(
     num_heads = tiny_model("llama").config.num_attention_heads
     all_heads_bytes = num_heads * spec.capacity * layer.head_dim * HALF_BYTES
     assert [copied_bytes([copy], 1) for copy in copies] == [all_heads_bytes] * 2 * len(spec.kv_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_decode"), [pytest.param(FUSED[0], True, marks=pytest.mark.slow), (IN_SINGLE_OPERATORS[0], False)]
+)
+def test_what_a_draft_s_engines_copy_decides_whether_it_has_decode(
+    name: str, has_decode: bool, traces: Traces, tmp_path: Path
+) -> None:
+    """Attention in single operators copies in passes of one token too; by sizes alone it would have the profile."""
+    spec = spec_of(name)
+    ir.save(traces.optimized(name, "float16", STANDARD_DIALECT), tmp_path / "g.onnx", external_data="g.data")
+    contract, passes = model_contract(spec), OneTokenPasses(spec, spec.kv_bytes)
+    assert passes.are_expected_to_gain
+    job = _Job("draft", "g.onnx", (), contract, spec.dtype, profiles_of(contract), passes)
+    builder = _Builder(load_library("tensorrt-rtx"), [], tmp_path, has_timings=False)
+    steps, nothing = KeptProgress(), cast(Manifest, SimpleNamespace(files={}))
+    entry = builder.build(job, tmp_path, tmp_path, nothing, steps)
+    assert (DECODE in entry.profiles) == has_decode
+    without, having = entry.candidates
+    assert without.profiles == (VERIFY, PREFILL) and having.profiles == (VERIFY, PREFILL, DECODE)
+    assert without.copied_bytes >= spec.kv_bytes and having.copied_bytes == (0 if has_decode else without.copied_bytes)
+    assert having.weights_bytes > without.weights_bytes
+    (note,) = steps.notes
+    assert "draft: a pass of one token" in note and note.endswith(f"built {'with' if has_decode else 'without'} it")

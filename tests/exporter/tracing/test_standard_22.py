@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,11 +12,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from specrt.engines.contract import LOGITS, STANDARD_22_DIALECT, ModelSpec, model_contract
+from specrt.engines.fake import fake_spec
 from specrt.engines.ort.cpu import OrtEngine
 from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.trt.profiles import profiles_of
 from specrt.exporter.quantization.qdq import dequantize_weights
-from specrt.exporter.samplers import write_samplers
+from specrt.exporter.samplers import sampler_graph, write_samplers
 from specrt.runtime.model import KVCachedModel
 from specrt.tools.lab.engine_layers import engine_layers
 from tests.exporter.tracing.architectures import VOCAB_SIZE, tiny_model
@@ -88,16 +90,49 @@ def test_the_parser_of_10_3_takes_all_samplers(vocab_size: int, tmp_path: Path) 
     }
 
 
-def test_what_the_parser_lacks_is_noticed(traces: Traces) -> None:
-    """The record refuses the dialect of later versions, integers that are summed, and a scatter that adds."""
+def one_node(operator: str, kind: int, *constants: onnx.TensorProto, **attributes: Any) -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, kind, ["n", 4]) for name in "xy")
+    node = helper.make_node(operator, ["x", *(tensor.name for tensor in constants)], ["y"], **attributes)
+    graph = helper.make_graph([node], "g", [x], [y], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def ints(name: str, *shape: int) -> onnx.TensorProto:
+    return helper.make_tensor(name, TensorProto.INT64, shape, [0] * int(np.prod(shape)))
+
+
+LACKING = {
+    "::CumSum": one_node("CumSum", TensorProto.FLOAT, ints("axis")),
+    "Tanh of INT64": one_node("Tanh", TensorProto.INT64),
+    "Mod of FLOAT": one_node("Mod", TensorProto.FLOAT, ints("by", 1)),
+    "ScatterND with reduction": one_node(
+        "ScatterND", TensorProto.FLOAT, ints("indices", 1, 1), ints("updates", 1, 4), reduction="add"
+    ),
+    "ReduceMax whose input 1 is not a constant": helper.make_model(
+        helper.make_graph(
+            [helper.make_node("ReduceMax", ["x", "axes"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in ("x", "axes")],
+            [helper.make_tensor_value_info("y", TensorProto.INT64, None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+    ),
+}
+
+
+@pytest.mark.parametrize("objection", LACKING)
+def test_what_the_parser_lacks_is_noticed(objection: str) -> None:
+    """The record refuses sums by a loop, types, attributes, and axes that a graph computes."""
+    assert list(objections(LACKING[objection])) == [objection]
+
+
+def test_the_dialect_of_later_versions_is_refused(traces: Traces) -> None:
     later = ir.to_proto(traces.optimized("llama", "float16", "standard"))
     assert {"opset  24", "::TensorScatter", "::Attention"} <= set(objections(later))
-    ints = [helper.make_tensor_value_info("x", TensorProto.INT64, ["n"])]
-    nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
-    axis = helper.make_tensor("axis", TensorProto.INT64, [], [0])
-    made = helper.make_graph(nodes, "g", ints, [helper.make_tensor_value_info("y", TensorProto.INT64, ["n"])], [axis])
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
-    assert list(objections(model)) == ["CumSum of INT64"]
+    samplers = {name: sampler_graph(name, fake_spec(1500), 1500) for name in SAMPLER_NAMES}
+    assert {name for name, graph in samplers.items() if "::CumSum" in objections(graph)} == {
+        *("filter", "filter-wide", "nucleus", "match-sampled", "block")
+    }
 
 
 def test_the_second_buffers_are_planned_and_swapped(exported: Exported) -> None:

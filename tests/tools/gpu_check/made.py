@@ -18,6 +18,10 @@ def fails(kit: Kit, notes: Notes) -> None:
     raise Failed("7 of 8 items differ | by one")
 
 
+def finds_no_file(kit: Kit, notes: Notes) -> None:
+    raise Failed(f"{kit.standard}/target/model.onnx: not readable")
+
+
 def skips(kit: Kit, notes: Notes) -> None:
     raise Skip("this card has no such thing")
 
@@ -39,6 +43,7 @@ def raises(kit: Kit, notes: Notes) -> None:
 ALL = (
     Experiment("passes", "?", 20, {"numpy": "numpy"}, ("standard",), passes),
     Experiment("fails", "?", 20, {}, (), fails),
+    Experiment("finds no file", "?", 20, {}, ("standard",), finds_no_file),
     Experiment("skips", "?", 20, {}, (), skips),
     Experiment("hangs", "?", 2, {}, (), hangs),
     Experiment("crashes", "?", 20, {}, (), crashes),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def test_every_experiment_gets_a_verdict_and_keeps_its_figures(report: Report) -
     assert {name: outcome.verdict for name, outcome in found.items()} == {
         "passes": "passed",
         "fails": "failed",
+        "finds no file": "failed",
         "skips": "skipped",
         "hangs": "timed out",
         "crashes": "crashed",
@@ -48,7 +50,6 @@ def test_every_experiment_gets_a_verdict_and_keeps_its_figures(report: Report) -
         "lacks a part": "skipped",
     }
     assert found["passes"].figures["by width"] == {"1": 0.25, "2": 0.5}
-    assert not Path(found["passes"].figures["bundle"]).exists(), "experiments get a copy, which is removed"
     assert found["hangs"].figures == {"before": 1}
     assert 2 <= found["hangs"].seconds < 10
     assert found["crashes"].figures == {"before": 2}
@@ -65,10 +66,19 @@ def test_every_experiment_gets_a_verdict_and_keeps_its_figures(report: Report) -
         assert replace(report, outcomes=chosen).exit_code == code
 
 
+def test_the_report_names_no_folder(report: Report, tiny_tensorrt_bundle: Path) -> None:
+    """Neither in figures nor in a reason; what experiments get is a copy in a temporary folder."""
+    found = {outcome.name: outcome for outcome in report.outcomes}
+    assert found["passes"].figures["bundle"] == KIT_NAME
+    assert found["finds no file"].reason == "model.onnx: not readable"
+    for text in (page(report), json.dumps(report.as_dict())):
+        assert tempfile.gettempdir() not in text and str(tiny_tensorrt_bundle.parent) not in text
+
+
 def test_the_time_of_all_is_limited(tiny_tensorrt_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "_find_gpu", lambda: ({"name": "a card", "compute capability": "8.9"}, ""))
     monkeypatch.chdir(ROOT)
-    done = gpu_check(tiny_tensorrt_bundle, ALL[3:5], total_s=1.5)
+    done = gpu_check(tiny_tensorrt_bundle, ALL[4:6], total_s=1.5)
     assert [outcome.verdict for outcome in done.outcomes] == ["timed out", "skipped"]
     assert done.outcomes[1].reason == "the time for all experiments is used up"
     assert sum(experiment.limit_s for experiment in EXPERIMENTS) <= TOTAL_S == 480
