@@ -47,6 +47,17 @@ def taps_for(name: str, num_layers: int) -> tuple[int, ...]:
     return taps
 
 
+def check_trainable(target: TrainingTarget, kind: str, num_layers: int) -> None:
+    """Raise before any text is written, if no draft of this kind can be trained.
+
+    ``UnsupportedModelError`` for a target without the sizes of a head, ``UsageError`` for too many layers.
+    """
+    if kind == "head":
+        check_head_fits(target)
+    elif not 1 <= num_layers < target.num_layers:
+        raise UsageError(f"--num-layers {num_layers}: expected 1 to {target.num_layers - 1} of the target's layers")
+
+
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     """Note the settings in the work folder. Raises ``UsageError`` if an earlier run has noted others."""
     path, text = folder / SETTINGS, json.dumps(settings, indent=1, sort_keys=True) + "\n"
@@ -67,7 +78,6 @@ def train_head(
     target: TrainingTarget, store: Store, recipe: TrainRecipe, folder: Path, progress: Progress = SILENT
 ) -> Trained:
     """A head for ``target`` on the text of ``store``; ``folder`` holds its checkpoints."""
-    check_head_fits(target)
     check_text(list(store.chosen(True)), list(store.chosen(False)))
     row_bytes = target.hidden_size * 4
     read_bytes = sum(p.numel() * 4 for p in target.model.parameters())
@@ -91,8 +101,6 @@ def train_layers(
 ) -> Trained:
     """The first and last of the target's layers, ``num_layers`` together, trained as a model of its own."""
     check_text(list(store.chosen(True)), list(store.chosen(False)))
-    if not 1 <= num_layers < target.num_layers:
-        raise UsageError(f"--num-layers {num_layers}: expected 1 to {target.num_layers - 1} of the target's layers")
     model = copy.deepcopy(target.model)
     first = -(-num_layers // 2)
     keep_layers(model, [*range(first), *range(target.num_layers - (num_layers - first), target.num_layers)])
