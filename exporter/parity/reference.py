@@ -41,7 +41,7 @@ def reference_ids(tokenizer: Any, vocab_size: int, max_seq_len: int = NUM_POSITI
     """
     ids = tokenizer(_TEXT, add_special_tokens=True)["input_ids"] or [0]
     chosen = np.resize(np.array(ids, np.int64), min(NUM_POSITIONS, max_seq_len)) % vocab_size
-    if len(np.unique(chosen)) < min(MIN_DISTINCT_IDS, vocab_size):
+    if len(np.unique(chosen)) < min(MIN_DISTINCT_IDS, vocab_size, len(chosen) // 2):
         num = (len(chosen) + 1) // 2
         spread = np.arange(num) * vocab_size // num if vocab_size >= num else np.arange(num) % vocab_size
         chosen[-num:] = spread

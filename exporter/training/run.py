@@ -26,6 +26,7 @@ from specrt.exporter.training.trainer import State, Trainer, check_text, seconds
 from specrt.exporter.training.vocabulary import DraftVocabulary, choose_ids
 
 SETTINGS = "settings.json"
+_HELD_OUT_OF_ALL_IDS = 4_000  # tokens of an evaluation, which takes as long as two steps where all ids are drafted
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,21 @@ def train_layers(
     first = -(-num_layers // 2)
     keep_layers(model, [*range(first), *range(target.num_layers - (num_layers - first), target.num_layers)])
     learner = LayersLearner(model, target)
-    return Trained(learner, _train(learner, target, store, recipe, folder, progress), None)
+    state = _train(learner, target, store, recipe, folder, progress, _HELD_OUT_OF_ALL_IDS)
+    return Trained(learner, state, None)
 
 
 def _train(
-    learner: Learner, target: TrainingTarget, store: Store, recipe: TrainRecipe, folder: Path, progress: Progress
+    learner: Learner,
+    target: TrainingTarget,
+    store: Store,
+    recipe: TrainRecipe,
+    folder: Path,
+    progress: Progress,
+    held_out_tokens: int = 12_000,
 ) -> State:
     batches = Batches(store, Packing.of(store, recipe.tokens_per_step), recipe.seed, target.device)
-    trainer = Trainer(learner, batches, recipe, folder)
+    trainer = Trainer(learner, batches, recipe, folder, held_out_tokens)
     if trainer.fraction < 1:
         progress.note(_estimate(learner, batches, recipe))
     return trainer.run(progress)
