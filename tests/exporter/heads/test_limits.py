@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import specrt
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
+from specrt.exporter.heads.layouts import LAYOUTS
 from specrt.exporter.heads.module import Head
+from specrt.exporter.heads.settings import layer_config, rotation_for
 from specrt.exporter.heads.texts import opening_ids, write_texts
 from specrt.exporter.options import ExportOptions
 from tests.exporter.heads.making import head_config, random_head, save_head
 from tests.exporter.heads.pairs import PROMPTS, head_bundle, head_pair
+from tests.exporter.tracing.architectures import tiny_config
 from tests.exports import Exports
 from tests.tiny import tiny_llama_config
 from tests.tools.commands import invoke
@@ -98,3 +103,20 @@ class WordsAlone:
 
 def test_a_text_has_an_opening() -> None:
     assert opening_ids(WordsAlone()) == [0]
+
+
+ROTATIONS = ("llama", "llama-rope-llama3", "llama-rope-yarn", "llama-rope-linear", "phi3-partial-rotary", "phi3-longrope")
+
+
+@pytest.mark.parametrize("row", [*ROTATIONS, "gemma3", "gpt2"])
+def test_a_new_head_rotates_as_heads_do(row: str) -> None:
+    """What is written for a target is read again, whatever the target's own rotation is; all columns are turned."""
+    text = tiny_config(row)
+    rotation = rotation_for(text)
+    layer = {**head_config().layer.to_diff_dict(), "rope_parameters": rotation}
+    made, _ = layer_config({"transformer_layer_config": layer}, LAYOUTS[0])
+    assert {key: made.rope_parameters[key] for key in rotation} == rotation
+    cos, _ = LlamaRotaryEmbedding(made)(torch.zeros(1, 3, 64), torch.arange(3)[None])
+    assert cos.shape == (1, 3, 16)
+    if row == "gemma3":
+        assert rotation["rope_theta"] == text.rope_parameters["full_attention"]["rope_theta"]

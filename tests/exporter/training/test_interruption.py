@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from specrt.engines.progress import Silent
 from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.recipe import TextRecipe
-from specrt.exporter.training.store import Store
+from specrt.exporter.training.store import Rows, Store
 from specrt.exporter.training.target import TrainingTarget
 from specrt.exporter.training.writing import TextWriter
 from tests.exporter.training.tiny_training import small_text, tiny_target, write_tiny_text
@@ -84,6 +85,36 @@ def test_an_error_stores_no_answer_in_progress(
     with pytest.raises(MemoryError):
         writer.write(store)
     assert store.entries == []
+
+
+class Halting:
+    """Rows of which the last values cannot be read before Ctrl-C."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "normalizer":
+            os.kill(os.getpid(), signal.SIGINT)
+        return getattr(self._rows, name)
+
+
+def test_an_interrupted_add_leaves_no_rows(target: TrainingTarget, tmp_path: Path) -> None:
+    store = write_tiny_text(tmp_path, target, small_text(100))
+    first = store.entries[0]
+    rows = store.rows(first)
+    halting: Any = Halting(rows)
+    with (
+        interruptible(signal.SIGINT),
+        pytest.raises(KeyboardInterrupt),
+        store.interruptible(lambda: store.add(99, rows, 1.0, False)),
+    ):
+        store.add(98, halting, 1.0, False)
+    again = Store(tmp_path, target.hidden_size)
+    assert [entry.number for entry in again.entries[-2:]] == [store.entries[-2].number, 99]
+    found = again.rows(again.entries[-1])
+    for name in ("ids", "taps", "last", "normalizer", "top"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(rows, name))
 
 
 def stopped_by_clock(seconds: float, writer: TextWriter, store: Store) -> bool:
