@@ -82,4 +82,4 @@ class TrainRecipe:
 
 def _check_minutes(minutes: float | None, part: str) -> None:
     if minutes is not None and not 0 < minutes < math.inf:
-        raise UsageError(f"--minutes: got {minutes:g} for the {part}, expected more than 0")
+        raise UsageError(f"--minutes: got {minutes:g} for the {part}, expected a finite number above 0")

@@ -77,9 +77,11 @@ def _judge(options: DistillOptions, source: Source, folder: Path, progress: Prog
     pair = options.bundle or folder / "pair"
     others = {} if source.quantization == "int4" else {SELF: folder / "self-int4"}
     for name, bundle in {draft: pair, **others}.items():
-        if not (bundle / MANIFEST_NAME).is_file():
+        exported = folder / ("self.exported" if name == SELF else "pair.exported")
+        if not (exported.is_file() and (bundle / MANIFEST_NAME).is_file()):  # an older pair has another draft
             progress.step(f"exporting with {SELF if name == SELF else 'the trained draft'}")
             export_pair(source, bundle, name)
+            exported.touch()
     return judge(options.kind, pair, others, fitting(verdict_prompts(options), pair), options.threads, progress)
 
 
