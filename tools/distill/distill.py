@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specrt.exporter.training.store import Store
     from specrt.exporter.training.target import TrainingTarget
 
+TEXT = "text"  # in the work folder
 NUM_PER_CATEGORY = 2  # built-in prompts of each category for the verdict
 
 
@@ -62,7 +63,7 @@ def _train(options: DistillOptions, source: Source, folder: Path, progress: Prog
     text, recipe = recipes(options)
     check_trainable(target, options.kind, options.num_layers)
     check_measurable(options, source, target)
-    store = Store(folder / "text", target.hidden_size, len(target.taps))
+    store = Store(folder / TEXT, target.hidden_size, len(target.taps))
     write_text(options, source, target, text, store, progress)
     if options.kind == "layers":
         trained = train_layers(target, store, recipe, folder, options.num_layers, progress)
@@ -247,9 +248,11 @@ def _check_output(options: DistillOptions, progress: Progress) -> None:
 def _claimed(options: DistillOptions) -> Iterator[Path]:
     """The work folder, locked, if it is new or an interrupted run of the same options left it.
 
+    It is removed again if the block fails before any text is written.
     Raises ``UsageError`` for other options, ``ResourceError`` while another process works in it.
     """
     from specrt.exporter.training.run import claim
+    from specrt.exporter.training.store import INDEX
 
     text, train = recipes(options)
     prompts = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
@@ -267,4 +270,9 @@ def _claimed(options: DistillOptions) -> Iterator[Path]:
     with (folder / LOCK_NAME).open("ab") as file:
         lock(file, f"{folder}: another process trains in it; wait for it, or choose another --output")
         claim(folder, settings)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not (folder / TEXT / INDEX).exists():  # nothing to continue, so that other options are not refused
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
