@@ -49,7 +49,7 @@ def test_a_context_shorter_than_the_reference_text(exports: Exports, draft_quant
 def test_a_short_context_is_verified(exports: Exports, draft: str, tmp_path: Path) -> None:
     """The stored reference is run again, in passes of every width, in all of the context."""
     is_head = draft == "head"
-    bundle = head_bundle(exports, max_seq_len=17) if is_head else exports.bundle(exports.model(), draft, max_seq_len=17)
+    bundle = head_bundle(exports, max_seq_len=20) if is_head else exports.bundle(exports.model(), draft, max_seq_len=20)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a dog", "raw": true}\n')
     found = invoke("verify", bundle, "--max-new-tokens", "8", "--prompts", tmp_path / "prompts.jsonl", "--threads", "1")
     assert found.exit_code == 0, found.output

@@ -67,7 +67,7 @@ def test_ctrl_c_loses_no_answer_in_progress(target: TrainingTarget, tmp_path: Pa
         writer_of(target, small_text(ENDLESS)).write(store, Interrupting(400))
     again = Store(tmp_path / "stopped", target.hidden_size)
     assert ids_of(again) == ids_of(store) == ids_of(whole)
-    assert sum(len(ids) < 20 for ids in ids_of(again).values()) > 1, "answers that were cut off"
+    assert len({len(ids) for ids in ids_of(again).values()}) > 1, "some answers were cut off"
     more = write_tiny_text(tmp_path / "stopped", target, small_text(700))
     assert ids_of(more).items() >= ids_of(whole).items() and more.num_tokens >= 700
 
