@@ -34,6 +34,12 @@ class TextRecipe:
             raise UsageError(f"--tokens {self.num_tokens}: expected 1 or more")
         _check_minutes(self.minutes, "text")
 
+    def is_met_by(self, num_tokens: int, seconds: float) -> bool:
+        """Whether a text of ``num_tokens``, written in ``seconds``, is all that is wanted."""
+        if self.num_tokens is not None:
+            return num_tokens >= self.num_tokens
+        return seconds >= round((self.minutes or 0) * 60)
+
     def with_short_prompts(self, context: int) -> TextRecipe:
         """For a model of this context: the prompts that it writes take a quarter of it at most."""
         return replace(self, max_prompt_tokens=min(self.max_prompt_tokens, context // 4))

@@ -115,7 +115,9 @@ def write_text(
     context = _context_of(source, target)
     outlines = _outlines(options, target, recipe.with_short_prompts(context))
     recipe = recipe.with_short_answers(outlines.longest_opening, context)
-    if _writes_by_torch(options, source):
+    if recipe.is_met_by(store.num_tokens, store.seconds):
+        pass  # an interrupted run wrote all of it
+    elif _writes_by_torch(options, source):
         from specrt.exporter.training.writing import TextWriter
 
         torch_writer = TextWriter(target, outlines, recipe)

@@ -11,14 +11,17 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import specrt
+from specrt.engines.errors import SourceError
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.exporter.export import export
+from specrt.exporter.heads.files import head_from_folder
 from specrt.exporter.heads.layouts import LAYOUTS
 from specrt.exporter.heads.module import Head
 from specrt.exporter.heads.settings import layer_config, rotation_for
+from specrt.exporter.heads.tensors import read_offsets
 from specrt.exporter.heads.texts import opening_ids, write_texts
 from specrt.exporter.options import ExportOptions
-from tests.exporter.heads.making import head_config, random_head, save_head
+from tests.exporter.heads.making import NUM_LAYERS, SIZE, head_config, random_head, save_head
 from tests.exporter.heads.pairs import PROMPTS, head_bundle, head_pair
 from tests.exporter.tracing.architectures import tiny_config
 from tests.exports import Exports
@@ -55,19 +58,38 @@ def test_a_short_context_is_verified(exports: Exports, draft: str, tmp_path: Pat
     assert found.exit_code == 0, found.output
 
 
-@pytest.mark.parametrize("num_ids", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(33, marks=pytest.mark.slow)])
-def test_few_drafted_ids(exports: Exports, target: Any, tmp_path: Path, num_ids: int) -> None:
-    """Quantized in blocks that are larger than the vocabulary is."""
+def head_of_few(num_ids: int, target: Any) -> Head:
+    """A random head that drafts the first ids of ``random_head``."""
     head = random_head(head_config(), target)
     few = Head(replace(head.config, draft_vocab_size=num_ids))
     of_ids = ("lm_head.weight", "d2t")
     few.load_state_dict({name: t[:num_ids] if name in of_ids else t for name, t in head.state_dict().items()})
-    save_head(tmp_path / "head", "speculators", few.requires_grad_(False))
+    return few.requires_grad_(False)
+
+
+def test_the_offset_of_a_single_id_is_the_id(target: Any, tmp_path: Path) -> None:
+    """Two ids as offsets are refused, but one may be either."""
+    one, two = (head_of_few(num, target) for num in (1, 2))
+    save_head(tmp_path / "one", "speculators", one)
+    loaded = head_from_folder(tmp_path / "one", NUM_LAYERS, SIZE, target.config.vocab_size)
+    assert torch.equal(loaded.tensors["d2t"], one.d2t) and int(one.d2t) > 0
+    two.d2t[1] += 1
+    tensors = {"d2t": two.d2t, "t2d": torch.zeros(320, dtype=torch.bool).index_fill_(0, two.d2t, True)}
+    with pytest.raises(SourceError, match="d2t of the head holds target ids"):
+        read_offsets(tensors, 2, 320)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ids", [1, 2, 33])
+def test_few_drafted_ids(exports: Exports, target: Any, tmp_path: Path, num_ids: int) -> None:
+    """Quantized in blocks that are larger than the vocabulary is."""
+    save_head(tmp_path / "head", "speculators", head_of_few(num_ids, target))
     options: dict[str, Any] = {"norm": ("none",), "max_seq_len": 64, "prefill_chunk": 16, "draft_quantize": "int4"}
     export(ExportOptions(str(head_pair(exports).target), tmp_path / "b", f"eagle3:{tmp_path / 'head'}", 4, **options))
     drafts_its_text(tmp_path / "b", 30, 3)
 
 
+@pytest.mark.slow
 def test_a_target_with_windows(exports: Exports, tmp_path: Path) -> None:
     """The text goes beyond the window, of all of its layers and of the first one in two."""
     from transformers import AutoModelForCausalLM, Gemma3TextConfig
@@ -105,7 +127,14 @@ def test_a_text_has_an_opening() -> None:
     assert opening_ids(WordsAlone()) == [0]
 
 
-ROTATIONS = ("llama", "llama-rope-llama3", "llama-rope-yarn", "llama-rope-linear", "phi3-partial-rotary", "phi3-longrope")
+ROTATIONS = (
+    "llama",
+    "llama-rope-llama3",
+    "llama-rope-yarn",
+    "llama-rope-linear",
+    "phi3-partial-rotary",
+    "phi3-longrope",
+)
 
 
 @pytest.mark.parametrize("row", [*ROTATIONS, "gemma3", "gpt2"])

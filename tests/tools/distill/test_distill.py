@@ -178,13 +178,15 @@ def test_a_command_that_ctrl_c_stopped_continues(learnable: Path, tmp_path: Path
     assert len(kept.splitlines()) >= num_finished + 5, "answers of some of the 30 lanes"
     found = subprocess.run(arguments, capture_output=True, text=True)
     assert found.returncode == 0 and "use on this machine: " in found.stdout, found.stderr
-    assert index.read_text().startswith(kept)
+    assert index.read_text().startswith(kept) and "text: about" in found.stderr
+    written = index.read_text()
+    found = subprocess.run(arguments, capture_output=True, text=True)
+    assert found.returncode == 0 and "text: about" not in found.stderr, "its speed is not measured again"
+    assert index.read_text() == written
     assert json.loads((tmp_path / "head" / "training.json").read_text())["text"]["num_tokens"] >= 30000
 
 
-def test_a_context_without_room_for_the_verdict_is_refused(
-    exports: Exports, learnable: Path, tmp_path: Path
-) -> None:
+def test_a_context_without_room_for_the_verdict_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
     """Before any text is written, and not after the training."""
     bundle = exports.bundle(learnable, max_seq_len=64)
     arguments = ["distill", str(bundle), "-o", str(tmp_path / "head"), "--tokens", "100", "--threads", "1"]
