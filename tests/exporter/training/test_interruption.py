@@ -132,7 +132,7 @@ def stopped_by_clock(seconds: float, writer: TextWriter, store: Store) -> bool:
 
 def test_signals_at_any_moment_leave_whole_conversations(target: TrainingTarget, tmp_path: Path) -> None:
     """In a pass, between an answer's rows and its line of the index, or while a lane begins the next conversation."""
-    recipe, num_stopped = small_text(1500, num_lanes=4, max_answer_tokens=6), 0
+    recipe, num_stopped = small_text(600, num_lanes=4, max_answer_tokens=6), 0
     draws = np.random.default_rng(0)
     while True:
         store = Store(tmp_path, target.hidden_size)
@@ -140,7 +140,7 @@ def test_signals_at_any_moment_leave_whole_conversations(target: TrainingTarget,
             break
         assert store.entries == Store(tmp_path, target.hidden_size).entries
         num_stopped += 1
-    assert num_stopped > 5
+    assert num_stopped > 3
     assert len(ids_of(store)) == len(store.entries), "each is stored once"
     for entry in store.entries:
         rows = store.rows(entry)
