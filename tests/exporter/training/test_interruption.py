@@ -87,6 +87,24 @@ def test_an_error_stores_no_answer_in_progress(
     assert store.entries == []
 
 
+def test_a_finished_answer_is_stored_once(
+    target: TrainingTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while its lane begins the next conversation."""
+    writer, store = writer_of(target, small_text(ENDLESS, num_lanes=8)), Store(tmp_path, target.hidden_size)
+    begin = writer._begin
+
+    def stopped(outline: Any, *others: Any) -> Any:
+        if outline.number == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+        return begin(outline, *others)
+
+    monkeypatch.setattr(writer, "_begin", stopped)
+    with interruptible(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+        writer.write(store)
+    assert sorted(entry.number for entry in store.entries) == list(range(8))
+
+
 class Halting:
     """Rows of which the last values cannot be read before Ctrl-C."""
 
@@ -101,9 +119,8 @@ class Halting:
 
 def test_an_interrupted_add_leaves_no_rows(target: TrainingTarget, tmp_path: Path) -> None:
     store = write_tiny_text(tmp_path, target, small_text(100))
-    first = store.entries[0]
-    rows = store.rows(first)
-    halting: Any = Halting(rows)
+    rows = store.rows(store.entries[0])
+    halting: Any = Halting(store.rows(store.entries[1]))
     with (
         interruptible(signal.SIGINT),
         pytest.raises(KeyboardInterrupt),
@@ -130,6 +147,7 @@ def stopped_by_clock(seconds: float, writer: TextWriter, store: Store) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_signals_at_any_moment_leave_whole_conversations(target: TrainingTarget, tmp_path: Path) -> None:
     """In a pass, between an answer's rows and its line of the index, or while a lane begins the next conversation."""
     recipe, num_stopped = small_text(600, num_lanes=4, max_answer_tokens=6), 0
