@@ -177,7 +177,7 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
         if written and plan.spec == written[0].plan.spec:  # the same model in another quantization
             ids, expected, features = written[0].ids, written[0].expected, NO_FEATURES
         else:
-            ids = reference_ids(source.tokenizer, plan.observation.vocab_size)
+            ids = reference_ids(source.tokenizer, plan.observation.vocab_size, plan.spec.max_seq_len)
             plan = _cut(model, plan, ids, progress)
             progress.step(f"{plan.role}: reference logits")
             expected = expected_logits(model, plan.spec, ids, progress)

@@ -15,6 +15,7 @@ from specrt.engines.manifest import ModelEntry
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import Progress
 from specrt.exporter.heads.features import FittedHead
+from specrt.exporter.heads.fitting import describe
 from specrt.exporter.parity.precision import cast_weights, runnable
 from specrt.exporter.parity.reference import check_parity, save_reference
 from specrt.exporter.passes import optimize
@@ -76,7 +77,7 @@ def compare_head(written: WrittenHead, folder: Path, samplers: dict[str, str], p
         source=plan.source,
         revision=plan.revision,
         fingerprint=fingerprint_of(find_checkpoint(plan.source, plan.revision)),
-        architecture=f"EAGLE-3 head ({plan.loaded.layout})",
+        architecture=f"EAGLE-3 head ({plan.loaded.layout}; {describe(fitted.module.config.variant)})",
         graph=GRAPH,
         spec=plan.spec,
         inputs=contract.inputs,

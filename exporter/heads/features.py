@@ -78,7 +78,8 @@ def _variant(head: HeadPlan, model: Any, plan: ModelPlan, progress: Progress) ->
     embedding = model.get_input_embeddings().weight
     progress.step("draft: text of the target")
     with fixed_longrope(model, plan.spec.max_seq_len):
-        texts = write_texts(model, opening_ids(plan.source.tokenizer))
+        context = plan.observation.max_position_embeddings or None
+        texts = write_texts(model, opening_ids(plan.source.tokenizer), context=context)
     progress.step("draft: scoring its variants")
     fit = fit_variant(head.loaded, texts, embedding, len(plan.observation.kv_layers), head.is_named)
     for line in (*fit.lines(), *fit.warnings):

@@ -109,20 +109,18 @@ def write_head(
     target_name: str,
     target_architectures: Sequence[str] = (),
     num_speculative_tokens: int = 3,
-    with_embedding: bool = False,
     progress: Progress = SILENT,
 ) -> None:
     """Write ``head`` to ``folder`` in speculators' layout; it appears whole or not at all.
 
-    The embedding is the target's and left out unless ``with_embedding``. Raises ``ResourceError``.
+    With its embedding, although it is the target's: without it speculators 0.9.0 reads memory that was never written.
+    Raises ``ResourceError``.
     """
     from safetensors.torch import save_file
 
     tensors = {
         _written_name(name, head.config.variant): t.detach().contiguous() for name, t in head.state_dict().items()
     }
-    if not with_embedding:
-        del tensors["embed_tokens.weight"]
     if head.config.draft_vocab_size == head.config.vocab_size:
         del tensors["d2t"]
     else:

@@ -139,6 +139,19 @@ def _rotation(section: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {**given, "rope_type": kind, "rope_theta": float(theta)}, [note] if is_mrope else []
 
 
+def rotation_for(text_config: Any) -> dict[str, Any]:
+    """``rope_parameters`` of a new head for a target of this config: the target's where heads have them, else plain.
+
+    Of a rotation by kinds of layers it is that of full attention. A head rotates all columns.
+    """
+    given = getattr(text_config, "rope_parameters", None) or {}
+    given = given.get("full_attention") or next((row for row in given.values() if isinstance(row, dict)), given)
+    if given.get("rope_type", "default") not in _ROPE_TYPES:
+        given = {"rope_theta": given.get("rope_theta")}
+    read = {key: value for key, value in given.items() if value is not None and not key.startswith("mrope")}
+    return {"rope_type": "default", "rope_theta": 10000.0, **{k: v for k, v in read.items() if k in _ROTATION}}
+
+
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 

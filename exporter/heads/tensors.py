@@ -131,7 +131,8 @@ def read_offsets(tensors: Mapping[str, torch.Tensor], draft_vocab_size: int, voc
     offsets = offsets.to(torch.int64)
     ids = offsets + torch.arange(draft_vocab_size)
     mask = tensors.get("t2d")
-    if draft_vocab_size < vocab_size and mask is not None and torch.equal(offsets, mask.nonzero().flatten()):
+    marked = ids if mask is None else mask.nonzero().flatten()
+    if 1 < draft_vocab_size < vocab_size and torch.equal(offsets, marked):  # a single id is its own offset
         raise SourceError("d2t of the head holds target ids; expected offsets: id = i + d2t[i]; correct the file")
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise PairError(

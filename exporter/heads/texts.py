@@ -21,17 +21,26 @@ def opening_ids(tokenizer: Any) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if tokenizer.bos_token_id is not None:
         return [tokenizer.bos_token_id]
-    return list(tokenizer("The", add_special_tokens=False)["input_ids"])
+    return list(tokenizer("The", add_special_tokens=False)["input_ids"]) or [0]
 
 
 @torch.no_grad()
 def write_texts(
-    model: Any, opening: Sequence[int], num_texts: int = NUM_TEXTS, num_tokens: int = NUM_TOKENS, seed: int = 0
+    model: Any,
+    opening: Sequence[int],
+    num_texts: int = NUM_TEXTS,
+    num_tokens: int = NUM_TOKENS,
+    seed: int = 0,
+    context: int | None = None,
 ) -> list[Text]:
     """``num_texts`` texts of ``num_tokens`` ids after ``opening``, sampled at temperature 1 by a causal LM.
 
-    End-of-sequence ids do not end them. The choices are the greedy ones at each position.
+    End-of-sequence ids do not end them. The choices are the greedy ones at each position. Where the model's ``context``
+    is too short for them, the opening is cut, and then the texts.
     """
+    if context is not None:
+        num_tokens = min(num_tokens, context - 1)
+        opening = opening[: context - num_tokens]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         ids = _sampled(model, torch.tensor([list(opening)] * num_texts), num_tokens)

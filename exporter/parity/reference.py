@@ -28,24 +28,24 @@ NUM_POSITIONS = MIN_SEQ_LEN
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
 MAX_FEATURE_ERROR = 0.5  # of their norm, for quantized weights; those of another layer are further away
-STORED_POSITIONS = (7, 23, 46, 47)
 _TEXT = (
     "def area(radius):\n    return 3.14159 * radius ** 2\n\nThe quick brown fox jumps over the lazy dog. "
     "In 1969, two people walked on the Moon; twelve have done so since, and all came back. Why? "
 )
 
 
-def reference_ids(tokenizer: Any, vocab_size: int) -> Array:
-    """``NUM_POSITIONS`` ids [N] i64: a fixed text, repeated, in the model's own tokens.
+def reference_ids(tokenizer: Any, vocab_size: int, max_seq_len: int = NUM_POSITIONS) -> Array:
+    """Ids [N] i64: a fixed text, repeated, in the model's own tokens; 48, or ``max_seq_len`` where that is less.
 
     When the text has too few distinct ids, as with a tokenizer without Latin letters, the second half is ids spread
     over the vocabulary: logits on a single id could be those of many models.
     """
     ids = tokenizer(_TEXT, add_special_tokens=True)["input_ids"] or [0]
-    chosen = np.resize(np.array(ids, np.int64), NUM_POSITIONS) % vocab_size
-    if len(np.unique(chosen)) < min(MIN_DISTINCT_IDS, vocab_size):
-        num = NUM_POSITIONS // 2
-        chosen[num:] = np.arange(num) * vocab_size // num if vocab_size >= num else np.arange(num) % vocab_size
+    chosen = np.resize(np.array(ids, np.int64), min(NUM_POSITIONS, max_seq_len)) % vocab_size
+    if len(np.unique(chosen)) < min(MIN_DISTINCT_IDS, vocab_size, len(chosen) // 2):
+        num = (len(chosen) + 1) // 2
+        spread = np.arange(num) * vocab_size // num if vocab_size >= num else np.arange(num) % vocab_size
+        chosen[-num:] = spread
     return chosen
 
 
@@ -83,7 +83,8 @@ def save_reference(path: Path, ids: Array, logits: Array, features: Array | None
 
     ``features`` [N, H] are those that a head reads.
     """
-    positions = np.array(STORED_POSITIONS, np.int64)
+    num = len(ids)
+    positions = np.unique([num // 6, num // 2, num - 1, num]) - 1 if num >= 6 else np.arange(num)
     read: dict[str, Any] = {} if features is None else {"features": features}
     np.savez(path, ids=ids, positions=positions, logits=logits[positions], **read)
 

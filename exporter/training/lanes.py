@@ -79,7 +79,7 @@ def _attention(
     if given or (window is not None and window < key.shape[2]):
         raise UnsupportedModelError(
             f"{type(module).__name__}: got {given[0] if given else f'a window of {window}'} in its attention; torch "
-            "writes text for models of plain softmax attention only, give a bundle of it"
+            "writes text for models of plain softmax attention only; add --writer runtime"
         )
     lanes, heads, width, head_dim = query.shape
     kv_heads, columns = key.shape[1], key.shape[2]

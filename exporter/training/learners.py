@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from specrt.engines.errors import UnsupportedModelError
 from specrt.exporter.heads.config import HeadConfig, HeadVariant
 from specrt.exporter.heads.module import Head
+from specrt.exporter.heads.settings import rotation_for
 from specrt.exporter.heads.unroll import ChainAttention
 from specrt.exporter.training.batches import Batch, packed_mask
 from specrt.exporter.training.loss import Agreement, Objective, Wanted, agree, draft_loss
@@ -57,7 +58,7 @@ def new_head(target: TrainingTarget, vocabulary: DraftVocabulary, variant: HeadV
         vocab_size=target.vocab_size,
         max_position_embeddings=text.max_position_embeddings,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        rope_parameters=getattr(text, "rope_parameters", None),
+        rope_parameters=rotation_for(text),
         hidden_act="silu",
         tie_word_embeddings=False,
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from dataclasses import dataclass, replace
 
 from specrt.engines.errors import UsageError
 
-Kind = Literal["head", "layers"]
-KINDS: tuple[Kind, ...] = ("head", "layers")
 HELD_OUT_EVERY, HELD_OUT = 20, 5  # one conversation in 20 is held out: numbers 5, 25, 45, ...
+_MIN_ANSWER_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,27 @@ class TextRecipe:
             raise UsageError("text: got minutes and tokens, or neither; give one")
         if self.num_tokens is not None and self.num_tokens < 1:
             raise UsageError(f"--tokens {self.num_tokens}: expected 1 or more")
-        if self.minutes is not None and not self.minutes > 0:
-            raise UsageError(f"--minutes: got {self.minutes:g} for the text, expected more than 0")
+        _check_minutes(self.minutes, "text")
+
+    def is_met_by(self, num_tokens: int, seconds: float) -> bool:
+        """Whether a text of ``num_tokens``, written in ``seconds``, is all that is wanted."""
+        if self.num_tokens is not None:
+            return num_tokens >= self.num_tokens
+        return seconds >= round((self.minutes or 0) * 60)
+
+    def with_short_prompts(self, context: int) -> TextRecipe:
+        """For a model of this context: the prompts that it writes take a quarter of it at most."""
+        return replace(self, max_prompt_tokens=min(self.max_prompt_tokens, context // 4))
+
+    def with_short_answers(self, longest_opening: int, context: int) -> TextRecipe:
+        """Answers after the longest opening fit into the context. Raises ``UsageError`` if it leaves too little."""
+        room = context - longest_opening
+        if room < _MIN_ANSWER_TOKENS:
+            raise UsageError(
+                f"text: got prompts of up to {longest_opening} tokens in a context of {context}, expected "
+                f"{_MIN_ANSWER_TOKENS} left for an answer; give shorter prompts, or a bundle with a larger context"
+            )
+        return replace(self, max_answer_tokens=min(self.max_answer_tokens, room))
 
 
 @dataclass(frozen=True)
@@ -65,5 +83,9 @@ class TrainRecipe:
             raise UsageError("training: got minutes and steps, or neither; give one")
         if self.num_steps is not None and self.num_steps < 1:
             raise UsageError(f"training steps: got {self.num_steps}, expected 1 or more")
-        if self.minutes is not None and not self.minutes > 0:
-            raise UsageError(f"--minutes: got {self.minutes:g} for the training, expected more than 0")
+        _check_minutes(self.minutes, "training")
+
+
+def _check_minutes(minutes: float | None, part: str) -> None:
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise UsageError(f"--minutes: got {minutes:g} for the {part}, expected a finite number above 0")

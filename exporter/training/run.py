@@ -26,6 +26,7 @@ from specrt.exporter.training.trainer import State, Trainer, check_text, seconds
 from specrt.exporter.training.vocabulary import DraftVocabulary, choose_ids
 
 SETTINGS = "settings.json"
+_HELD_OUT_OF_ALL_IDS = 4_000  # tokens of an evaluation, which takes as long as two steps where all ids are drafted
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,17 @@ def taps_for(name: str, num_layers: int) -> tuple[int, ...]:
             f"{name}: has {num_layers} layers, expected 5 or more for a head, which reads three of them"
         )
     return taps
+
+
+def check_trainable(target: TrainingTarget, kind: str, num_layers: int) -> None:
+    """Raise before any text is written, if no draft of this kind can be trained.
+
+    ``UnsupportedModelError`` for a target without the sizes of a head, ``UsageError`` for too many layers.
+    """
+    if kind == "head":
+        check_head_fits(target)
+    elif not 1 <= num_layers < target.num_layers:
+        raise UsageError(f"--num-layers {num_layers}: expected 1 to {target.num_layers - 1} of the target's layers")
 
 
 def claim(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -67,7 +79,6 @@ def train_head(
     target: TrainingTarget, store: Store, recipe: TrainRecipe, folder: Path, progress: Progress = SILENT
 ) -> Trained:
     """A head for ``target`` on the text of ``store``; ``folder`` holds its checkpoints."""
-    check_head_fits(target)
     check_text(list(store.chosen(True)), list(store.chosen(False)))
     row_bytes = target.hidden_size * 4
     read_bytes = sum(p.numel() * 4 for p in target.model.parameters())
@@ -91,20 +102,25 @@ def train_layers(
 ) -> Trained:
     """The first and last of the target's layers, ``num_layers`` together, trained as a model of its own."""
     check_text(list(store.chosen(True)), list(store.chosen(False)))
-    if not 1 <= num_layers < target.num_layers:
-        raise UsageError(f"--num-layers {num_layers}: expected 1 to {target.num_layers - 1} of the target's layers")
     model = copy.deepcopy(target.model)
     first = -(-num_layers // 2)
     keep_layers(model, [*range(first), *range(target.num_layers - (num_layers - first), target.num_layers)])
     learner = LayersLearner(model, target)
-    return Trained(learner, _train(learner, target, store, recipe, folder, progress), None)
+    state = _train(learner, target, store, recipe, folder, progress, _HELD_OUT_OF_ALL_IDS)
+    return Trained(learner, state, None)
 
 
 def _train(
-    learner: Learner, target: TrainingTarget, store: Store, recipe: TrainRecipe, folder: Path, progress: Progress
+    learner: Learner,
+    target: TrainingTarget,
+    store: Store,
+    recipe: TrainRecipe,
+    folder: Path,
+    progress: Progress,
+    held_out_tokens: int = 12_000,
 ) -> State:
     batches = Batches(store, Packing.of(store, recipe.tokens_per_step), recipe.seed, target.device)
-    trainer = Trainer(learner, batches, recipe, folder)
+    trainer = Trainer(learner, batches, recipe, folder, held_out_tokens)
     if trainer.fraction < 1:
         progress.note(_estimate(learner, batches, recipe))
     return trainer.run(progress)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -73,8 +74,8 @@ class Store:
             "top": ("<i4", 1),
         }
         folder.mkdir(parents=True, exist_ok=True)
-        self.entries = _entries(folder / INDEX)
-        self._truncate()
+        self.entries: list[Entry] = []
+        self._recover()
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +112,21 @@ class Store:
         self.entries.append(entry)
         return clipped
 
+    @contextmanager
+    def interruptible(self, keep: Callable[[], object]) -> Iterator[None]:
+        """If a signal ends the block (Ctrl-C, say), call ``keep``, which adds the conversations that are not finished.
+
+        One whose ``add`` was interrupted is either in ``entries`` by then, or not in the files.
+        """
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._recover()
+            keep()
+            raise
+
     def rows(self, entry: Entry) -> Rows:
         """The rows of one conversation, as views of the files."""
         maps = self._maps()
@@ -133,8 +149,9 @@ class Store:
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"
 
-    def _truncate(self) -> None:
-        """Remove rows that the index does not name. Raises ``ResourceError`` if rows are missing."""
+    def _recover(self) -> None:
+        """Read the index; remove rows that it does not name. Raises ``ResourceError`` if rows are missing."""
+        self.entries = _entries(self.folder / INDEX)
         for name, (dtype, columns) in self._columns.items():
             path, size = self._path(name), self.num_tokens * columns * np.dtype(dtype).itemsize
             path.touch()
@@ -149,7 +166,8 @@ def _entries(index: Path) -> list[Entry]:
     """The complete lines of the index; a line that was cut off is removed from the file."""
     if not index.exists():
         return []
-    complete, newline, rest = index.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        index.write_text(complete + newline, encoding="utf-8")
+    content = index.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        os.truncate(index, len(complete))
     return [from_json(Entry, json.loads(line)) for line in complete.splitlines()]

@@ -23,7 +23,6 @@ from specrt.exporter.training.recipe import TrainRecipe
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 _HINT = "make room, then run the same command again: it continues"
 _CHECKPOINT_S = 60.0
-_HELD_OUT_TOKENS = 12_000
 _MEASURED_STEPS = 3
 
 
@@ -69,13 +68,18 @@ def rate_at(fraction: float, recipe: TrainRecipe) -> float:
 
 
 class Trainer:
-    """Trains ``learner`` and keeps its best parameters. A checkpoint in ``folder`` is continued."""
+    """Trains ``learner`` and keeps its best parameters. A checkpoint in ``folder`` is continued.
 
-    def __init__(self, learner: Learner, batches: Batches, recipe: TrainRecipe, folder: Path) -> None:
+    An evaluation reads about ``held_out_tokens``.
+    """
+
+    def __init__(
+        self, learner: Learner, batches: Batches, recipe: TrainRecipe, folder: Path, held_out_tokens: int = 12_000
+    ) -> None:
         self._learner, self._batches, self._recipe, self._folder = learner, batches, recipe, folder
         self._parameters = {n: p for n, p in learner.module.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(self._parameters.values(), recipe.max_rate, (0.9, 0.95), weight_decay=0.0)
-        self._held_out = list(batches.held_out(_HELD_OUT_TOKENS))
+        self._held_out = list(batches.held_out(held_out_tokens))
         self._losses: list[float] = []
         self._is_whole = True  # False while parameters and state are of different steps
         self.state = State()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from specrt.engines.errors import UsageError
 from specrt.engines.interface import Array
 from specrt.engines.progress import SILENT, Progress
 from specrt.exporter.training import lanes
@@ -36,7 +35,7 @@ class _Lane:
 
     @property
     def is_of_use(self) -> bool:
-        """Whether it has a part of an answer, for which it is stored when the writing ends."""
+        """Whether it has a part of an answer, for which it is stored when the writing ends or is interrupted."""
         return self.first_scored is not None and len(self.ids) > self.first_scored + 1
 
     def temperature(self) -> float:
@@ -60,18 +59,15 @@ class _Lane:
 
 
 class TextWriter:
-    """Writes conversations into a store until the recipe's time or tokens are reached."""
+    """Writes conversations into a store until the recipe's time or tokens are reached.
+
+    The model's context holds the longest opening and answer (``TextRecipe.with_short_answers``).
+    """
 
     def __init__(self, target: TrainingTarget, outlines: Outlines, recipe: TextRecipe) -> None:
         lanes.register()
         self._target, self._outlines, self._recipe = target, outlines, recipe
         self._window = outlines.longest_opening + recipe.max_answer_tokens
-        limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
-        if limit is not None and self._window > limit:
-            raise UsageError(
-                f"text: prompts of {outlines.longest_opening} tokens and answers of {recipe.max_answer_tokens} do not "
-                f"fit into the model's context of {limit}; use shorter prompts"
-            )
         self._cache = RingCache(target.num_layers, recipe.num_lanes, self._window)
         shape = (recipe.num_lanes, self._window)
         self._taps = np.zeros((*shape, len(target.taps) * target.hidden_size), np.float32)
@@ -101,17 +97,27 @@ class TextWriter:
             model.set_attn_implementation(before)
 
     def write(self, store: Store, progress: Progress = SILENT) -> None:
-        """Write until the recipe's end. What an earlier process wrote into ``store`` counts."""
+        """Write until the recipe's end. What an earlier process wrote into ``store`` counts.
+
+        Answers that the end or a signal cuts off are stored as well.
+        """
         recipe = self._recipe
         budget = recipe.num_tokens if recipe.num_tokens is not None else round((recipe.minutes or 0) * 60)
         progress.step("writing text", total=budget)
-        with self._writing() as rows:
-            self._write(store, rows, budget, progress)
-
-    def _write(self, store: Store, rows: TappedRows, budget: int, progress: Progress) -> None:
-        done = {entry.number for entry in store.entries}
-        started, shown, clipped, number = time.monotonic() - store.seconds, 0, 0, 0
         working: list[_Lane] = []
+        started = time.monotonic() - store.seconds
+        with self._writing() as rows, store.interruptible(lambda: self._keep(store, working, started)):
+            clipped = self._write(store, rows, working, started, budget, progress)
+            clipped += self._keep(store, working, started)
+        if clipped:
+            progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
+
+    def _write(
+        self, store: Store, rows: TappedRows, working: list[_Lane], started: float, budget: int, progress: Progress
+    ) -> int:
+        """Write with the lanes ``working`` until ``budget`` is reached; return how many values were clipped."""
+        done = {entry.number for entry in store.entries}
+        shown, clipped, number = 0, 0, 0
         is_counted = self._recipe.num_tokens is not None
         while (store.num_tokens if is_counted else store.seconds) < budget:
             while len(working) < self._recipe.num_lanes:
@@ -133,11 +139,16 @@ class TextWriter:
             shown = max(shown, reached)
             if reached >= budget:
                 break
+        return clipped
+
+    def _keep(self, store: Store, working: Sequence[_Lane], started: float) -> int:
+        """Store the parts of answers that are not in ``store``; return how many values were clipped."""
+        done = {entry.number for entry in store.entries}
+        clipped = 0
         for index, lane in enumerate(working):
-            if lane.is_of_use:
+            if lane.is_of_use and lane.outline.number not in done:
                 clipped += self._store(store, lane, index, time.monotonic() - started)
-        if clipped:
-            progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
+        return clipped
 
     def _begin(self, outline: Outline, index: int, rows: TappedRows) -> _Lane:
         """Feed the opening, and put it into lane ``index``."""

@@ -237,13 +237,15 @@ def test_a_template_may_write_the_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [[3], [], [3, 4] * 30], ids=["one id", "none", "two"])
 @pytest.mark.parametrize("vocab_size", [5, 16, 320, 49152])
-def test_reference_ids_are_never_all_the_same(answer: list[int], vocab_size: int) -> None:
+@pytest.mark.parametrize("max_seq_len", [17, 48, 2048])
+def test_reference_ids_are_never_all_the_same(answer: list[int], vocab_size: int, max_seq_len: int) -> None:
     def tokenizer(text: str, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": answer}
 
-    ids = reference_ids(tokenizer, vocab_size)
-    assert ids.shape == (48,) and set(ids.tolist()) <= set(range(vocab_size))
-    assert len(np.unique(ids)) >= min(MIN_DISTINCT_IDS, vocab_size)
+    ids = reference_ids(tokenizer, vocab_size, max_seq_len)
+    num = min(48, max_seq_len)
+    assert ids.shape == (num,) and set(ids.tolist()) <= set(range(vocab_size))
+    assert len(np.unique(ids)) >= min(MIN_DISTINCT_IDS, vocab_size, num // 2)
     assert ids[0] == (answer or [0])[0]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +88,15 @@ def compare_logits(given: Path, output: Path) -> None:
         )
 
 
+@dataclass
+class _Conversation:
+    """A conversation that is being written: all ``tokens`` but the newest were fed, and have their hidden states."""
+
+    outline: Outline
+    tokens: list[int] = field(default_factory=list)
+    first_scored: int | None = None  # None until its prompt is complete
+
+
 class BundleWriter:
     """Writes conversations one at a time with a bundle of ``export_with_features``."""
 
@@ -101,11 +112,15 @@ class BundleWriter:
     def tokens_per_s(self) -> float:
         """The speed of one conversation."""
         began = time.monotonic()
-        tokens, _ = self._converse(self._outlines(0))
-        return len(tokens) / (time.monotonic() - began)
+        conversation = _Conversation(self._outlines(0))
+        self._converse(conversation)
+        return len(conversation.tokens) / (time.monotonic() - began)
 
     def write(self, store: Store, progress: Progress = SILENT) -> None:
-        """Write until the recipe's end. What an earlier process wrote into ``store`` counts."""
+        """Write until the recipe's end. What an earlier process wrote into ``store`` counts.
+
+        An answer that a signal cuts off is stored as well.
+        """
         is_counted = self._recipe.num_tokens is not None
         budget = self._recipe.num_tokens or round((self._recipe.minutes or 0) * 60)
         progress.step("writing text", total=budget)
@@ -116,43 +131,53 @@ class BundleWriter:
             shown = reached
             while number in done:
                 number += 1
-            outline = self._outlines(number)
-            tokens, first_scored = self._converse(outline)
-            if len(tokens) > first_scored + 1:
-                rows = self._rows(tokens[:-1], len(outline.opening), first_scored)
-                clipped += store.add(number, rows, time.monotonic() - started, outline.is_held_out)
+            conversation = _Conversation(self._outlines(number))
+            with store.interruptible(partial(self._keep, store, conversation, started)):
+                self._converse(conversation)
+                clipped += self._keep(store, conversation, started)
             number += 1
         if clipped:
             progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
 
-    def _converse(self, outline: Outline) -> tuple[list[int], int]:
-        """(all tokens, the last of which was not fed, and the index of the answer's first)"""
-        tokens, recipe = list(outline.opening), self._recipe
+    def _keep(self, store: Store, conversation: _Conversation, started: float) -> int:
+        """Store an answer or a part of it that is not in ``store``; return how many values were clipped."""
+        outline, first, tokens = conversation.outline, conversation.first_scored, conversation.tokens
+        if first is None or len(tokens) <= first + 1 or any(entry.number == outline.number for entry in store.entries):
+            return 0
+        rows = self._rows(tokens[:-1], len(outline.opening), first)
+        return store.add(outline.number, rows, time.monotonic() - started, outline.is_held_out)
+
+    def _converse(self, conversation: _Conversation) -> None:
+        """Write a prompt, if the outline says so, and its answer."""
+        outline, recipe = conversation.outline, self._recipe
+        tokens = list(outline.opening)
         if outline.closing:
-            tokens = self._continue(outline, tokens, recipe.max_prompt_tokens, 1.0, outline.closing[:1])
+            self._continue(conversation, tokens, recipe.max_prompt_tokens, 1.0, outline.closing[:1])
+            tokens = conversation.tokens
             ends = {*self._target.eos_ids, outline.closing[0]}
             tokens = [*(tokens[:-1] if tokens[-1] in ends else tokens), *outline.closing]
-        first_scored = len(tokens)
-        return self._continue(outline, tokens, recipe.max_answer_tokens, outline.temperature, ()), first_scored
+        conversation.first_scored = len(tokens)
+        self._continue(conversation, tokens, recipe.max_answer_tokens, outline.temperature, ())
 
     def _continue(
-        self, outline: Outline, tokens: Sequence[int], most: int, temperature: float, ends: Sequence[int]
-    ) -> list[int]:
+        self, conversation: _Conversation, tokens: Sequence[int], most: int, temperature: float, ends: Sequence[int]
+    ) -> None:
+        """Extend the conversation, which is ``tokens``, by at most ``most`` tokens."""
         runtime = self._runtime
         wanted = options_of(
             {
                 "max_new_tokens": most,
                 "temperature": temperature,
-                "seed": self._recipe.seed + outline.number if temperature else None,
+                "seed": self._recipe.seed + conversation.outline.number if temperature else None,
                 "stop_token_ids": tuple(ends),
                 "draft": "ngram",
             }
         )
         settings = settings_of(wanted, runtime.manifest, True)
         completion = Completion(tokens, settings, runtime.manifest.target.spec.max_seq_len)
+        conversation.tokens = completion.tokens  # the list itself, which grows
         for _ in runtime.rounds(self._slot, completion, Stats()):
             pass
-        return list(completion.tokens)
 
     def _rows(self, tokens: Sequence[int], *first: int) -> Rows:
         import torch

@@ -19,7 +19,7 @@ from specrt.engines.storage.locks import lock
 from specrt.tools.distill.options import MIN_LANES, PASSES_OVER_TEXT, TEXT_SHARE, TOKENS_OF_LANE, DistillOptions
 from specrt.tools.distill.record import add_verdict, write_record
 from specrt.tools.distill.source import Source, source_of
-from specrt.tools.distill.verdict import HEAD, SELF, Verdict, export_pair, fitting, judge
+from specrt.tools.distill.verdict import HEAD, SELF, VERDICT_TOKENS, Verdict, export_pair, fitting, judge
 from specrt.tools.prompting.prompts import Prompt, bench_prompts, prompts_from_file
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specrt.exporter.training.store import Store
     from specrt.exporter.training.target import TrainingTarget
 
+TEXT = "text"  # in the work folder
 NUM_PER_CATEGORY = 2  # built-in prompts of each category for the verdict
 
 
@@ -54,13 +55,15 @@ def distill(options: DistillOptions, progress: Progress = SILENT) -> Verdict:
 def _train(options: DistillOptions, source: Source, folder: Path, progress: Progress) -> None:
     """Write the text, train on it and write the draft. Nothing is left in memory."""
     from specrt.exporter.training.loading import load_target
-    from specrt.exporter.training.run import train_head, train_layers
+    from specrt.exporter.training.run import check_trainable, train_head, train_layers
     from specrt.exporter.training.store import Store
 
     taps = () if options.kind == "layers" else None
     target = load_target(source.options(folder), taps, progress)
     text, recipe = recipes(options)
-    store = Store(folder / "text", target.hidden_size, len(target.taps))
+    check_trainable(target, options.kind, options.num_layers)
+    check_measurable(options, source, target)
+    store = Store(folder / TEXT, target.hidden_size, len(target.taps))
     write_text(options, source, target, text, store, progress)
     if options.kind == "layers":
         trained = train_layers(target, store, recipe, folder, options.num_layers, progress)
@@ -75,12 +78,12 @@ def _judge(options: DistillOptions, source: Source, folder: Path, progress: Prog
     pair = options.bundle or folder / "pair"
     others = {} if source.quantization == "int4" else {SELF: folder / "self-int4"}
     for name, bundle in {draft: pair, **others}.items():
-        if not (bundle / MANIFEST_NAME).is_file():
+        exported = folder / ("self.exported" if name == SELF else "pair.exported")
+        if not (exported.is_file() and (bundle / MANIFEST_NAME).is_file()):  # an older pair has another draft
             progress.step(f"exporting with {SELF if name == SELF else 'the trained draft'}")
             export_pair(source, bundle, name)
-    prompts = list(bench_prompts(NUM_PER_CATEGORY)) if options.prompts is None else held_out_prompts(options.prompts)
-    prompts = fitting(prompts, pair)
-    return judge(options.kind, pair, others, prompts, options.threads, progress)
+            exported.touch()
+    return judge(options.kind, pair, others, fitting(verdict_prompts(options), pair), options.threads, progress)
 
 
 def recipes(options: DistillOptions) -> tuple[TextRecipe, TrainRecipe]:
@@ -109,8 +112,12 @@ def write_text(
     progress: Progress,
 ) -> None:
     """Let the target write the text; what is in the store already is kept."""
-    outlines = _outlines(options, target, recipe)
-    if _writes_by_torch(options, source):
+    context = _context_of(source, target)
+    outlines = _outlines(options, target, recipe.with_short_prompts(context))
+    recipe = recipe.with_short_answers(outlines.longest_opening, context)
+    if recipe.is_met_by(store.num_tokens, store.seconds):
+        pass  # an interrupted run wrote all of it
+    elif _writes_by_torch(options, source):
         from specrt.exporter.training.writing import TextWriter
 
         torch_writer = TextWriter(target, outlines, recipe)
@@ -157,11 +164,33 @@ def _say_needs(
     check_disk(store.folder, max(0, needed - store.num_bytes))
 
 
-def held_out_prompts(path: Path) -> list[Prompt]:
-    """The user's prompts that the training held out."""
+def _context_of(source: Source, target: TrainingTarget) -> int:
+    """The tokens of a conversation at most: those of the bundle, or of one that is exported by default."""
+    from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN
+
+    longest = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    wanted = DEFAULT_MAX_SEQ_LEN if source.manifest is None else source.manifest.target.spec.max_seq_len
+    return min(wanted, longest or wanted)
+
+
+def check_measurable(options: DistillOptions, source: Source, target: TrainingTarget) -> None:
+    """Raise ``UsageError`` before any work if no prompt for the verdict fits into the context."""
+    shortest = min(len(_encoded(target.tokenizer, prompt)) for prompt in verdict_prompts(options))
+    context = _context_of(source, target)
+    if shortest + VERDICT_TOKENS > context:
+        raise UsageError(
+            f"{options.source}: its context is {context} tokens, expected {shortest + VERDICT_TOKENS} or more, for a "
+            "prompt that the draft is measured with; give a bundle with a larger --max-seq-len, or shorter --prompts"
+        )
+
+
+def verdict_prompts(options: DistillOptions) -> list[Prompt]:
+    """The prompts that the draft is measured with: the user's that the training holds out, or built-in ones."""
     from specrt.exporter.training.prompts import is_held_out_place
 
-    prompts = prompts_from_file(path)
+    if options.prompts is None:
+        return list(bench_prompts(NUM_PER_CATEGORY))
+    prompts = prompts_from_file(options.prompts)
     return [prompt for place, prompt in enumerate(prompts) if is_held_out_place(place, len(prompts))]
 
 
@@ -221,9 +250,11 @@ def _check_output(options: DistillOptions, progress: Progress) -> None:
 def _claimed(options: DistillOptions) -> Iterator[Path]:
     """The work folder, locked, if it is new or an interrupted run of the same options left it.
 
+    It is removed again if the block fails before any text is written.
     Raises ``UsageError`` for other options, ``ResourceError`` while another process works in it.
     """
     from specrt.exporter.training.run import claim
+    from specrt.exporter.training.store import INDEX
 
     text, train = recipes(options)
     prompts = None if options.prompts is None else hashlib.sha256(options.prompts.read_bytes()).hexdigest()
@@ -241,4 +272,9 @@ def _claimed(options: DistillOptions) -> Iterator[Path]:
     with (folder / LOCK_NAME).open("ab") as file:
         lock(file, f"{folder}: another process trains in it; wait for it, or choose another --output")
         claim(folder, settings)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not (folder / TEXT / INDEX).exists():  # nothing to continue, so that other options are not refused
+                shutil.rmtree(folder, ignore_errors=True)
+            raise

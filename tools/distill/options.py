@@ -40,6 +40,9 @@ class DistillOptions:
     def __post_init__(self) -> None:
         if self.minutes is not None and self.tokens is not None:
             raise UsageError(f"--minutes {self.minutes:g}: got --tokens {self.tokens} too; give one of them")
+        for option, number in (("--max-draft-vocab", self.max_draft_vocab), ("--num-layers", self.num_layers)):
+            if number < 1:
+                raise UsageError(f"{option} {number}: expected 1 or more")
         if self.minutes is None and self.tokens is None:
             object.__setattr__(self, "minutes", DEFAULT_MINUTES)
 

@@ -19,7 +19,7 @@ from specrt.tools.distill.source import Source
 from specrt.tools.prompting.prompts import Prompt, encode_prompts
 
 HEAD, NGRAM, SELF = "eagle3", "ngram", "self:int4"
-_MAX_NEW_TOKENS = 48
+VERDICT_TOKENS = 48  # of an answer
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def judge(
     found: dict[str, Alignment] = {}
     for draft, bundle in {name: pair, NGRAM: pair, **others}.items():
         progress.step(f"measuring {draft}")
-        found[draft] = align(bundle, prompts, _MAX_NEW_TOKENS, threads=threads, draft=NGRAM if draft == NGRAM else None)
+        found[draft] = align(bundle, prompts, VERDICT_TOKENS, threads=threads, draft=NGRAM if draft == NGRAM else None)
     return Verdict(found, verdict_of(name, {draft: best_gain(alignment)[1] for draft, alignment in found.items()}))
 
 
@@ -70,7 +70,7 @@ def fitting(prompts: Sequence[Prompt], bundle: Path) -> list[Prompt]:
     manifest, found, reason = manifest_from_bundle(bundle), list[Prompt](), ""
     for prompt in prompts:
         try:
-            encode_prompts([prompt], bundle, manifest, _MAX_NEW_TOKENS)
+            encode_prompts([prompt], bundle, manifest, VERDICT_TOKENS)
             found.append(prompt)
         except UsageError as error:
             reason = str(error)

@@ -12,7 +12,7 @@ from pathlib import Path
 from specrt.engines.contract import ITEM_BYTES
 from specrt.engines.errors import UnsupportedModelError, UsageError
 from specrt.tools.plan.roofline import ModelCost
-from specrt.tools.plan.sizes import DTYPES, NODES_PER_LAYER, OTHER_NODES, Shape
+from specrt.tools.plan.sizes import DTYPES, NODES_PER_LAYER, OTHER_NODES, Shape, bytes_per_weight
 
 KIND = "eagle3"
 DEFAULT_IDS = 32_000  # of published heads; those that are trained here have 8,192 at most
@@ -58,7 +58,10 @@ def is_head(draft: str) -> bool:
 def head_cost_of(
     draft: str, target: str, shape: Shape, revision: str | None = None, trust_remote_code: bool = False
 ) -> HeadCost:
-    """The cost of a head for ``target``. Raises ``UsageError`` for a wrong number of ids, and as ``cost_of`` does."""
+    """The cost of a head for ``target``, exported as ``shape``.
+
+    Raises ``UsageError`` for a wrong number of ids, and as ``cost_of`` does.
+    """
     from specrt.exporter.sources.adapters import find_adapted_config
     from specrt.exporter.tracing.observe import observe
 
@@ -72,16 +75,18 @@ def head_cost_of(
     rows = int(text.num_attention_heads) * layer.head_dim
     key_rows = layer.num_kv_heads * layer.head_dim
     attention = 2 * size * (rows + 2 * key_rows) + rows * size
-    step = attention + _NUM_SWIGLU * size * inner + num_ids * size
-    fusing = _NUM_TAPS * size * size
+    matmuls, lm_head = attention + _NUM_SWIGLU * size * inner, num_ids * size
+    step, fusing = matmuls + lm_head, _NUM_TAPS * size * size
     item_bytes = ITEM_BYTES[DTYPES[shape.dtype]]
+    weight_bytes, lm_head_weight_bytes = bytes_per_weight(shape)
+    step_bytes = int(matmuls * weight_bytes + lm_head * lm_head_weight_bytes)
     length = min(shape.max_seq_len, observation.max_position_embeddings or shape.max_seq_len)
     kv_bytes_per_token = (2 * key_rows + size) * item_bytes  # the feature of the position too
     model = ModelCost(
         name=f"{Path(target).stem} head of {num_ids} ids",
         max_seq_len=length,
-        weights_bytes=(step + fusing) * item_bytes,
-        bytes_per_pass=step * item_bytes,
+        weights_bytes=step_bytes + fusing * item_bytes,
+        bytes_per_pass=step_bytes,
         kv_bytes=kv_bytes_per_token * (length + shape.k),
         kv_bytes_per_token=kv_bytes_per_token,
         scratch_bytes=(shape.k + 1) * observation.vocab_size * ITEM_BYTES["float32"],

@@ -58,7 +58,7 @@ def cost_of(name: str, shape: Shape, revision: str | None = None, trust_remote_c
 
 
 def _cost(name: str, config: Any, observation: Any, shape: Shape) -> ModelCost:
-    weight_bytes, table_weight_bytes = _bytes_per_weight(shape)
+    weight_bytes, table_weight_bytes = bytes_per_weight(shape)
     text = config.get_text_config()
     length = min(shape.max_seq_len, observation.max_position_embeddings or shape.max_seq_len)
     item_bytes = ITEM_BYTES[DTYPES[shape.dtype]]
@@ -112,7 +112,7 @@ def _experts(name: str, observation: Any, shape: Shape, weight_bytes: float) -> 
     return Experts(len(sites), count, per_token, bytes_per_expert), unread
 
 
-def _bytes_per_weight(shape: Shape) -> tuple[float, float]:
+def bytes_per_weight(shape: Shape) -> tuple[float, float]:
     """(of matmuls, of head and table). With fp32 the integer formats are ONNX Runtime's, with fp16 and bf16 TensorRT's.
 
     Raises ``UsageError`` for a quantization that the dtype does not have.

@@ -85,6 +85,7 @@ def test_the_bundle_describes_the_head(bundle: Path, pair: HeadPair) -> None:
     assert (head.spec.capacity, head.spec.vocab_size) == (target.spec.capacity, target.spec.vocab_size)
     assert len(head.spec.kv_layers) == 1 and head.samplers == target.samplers
     assert head.fingerprint == fingerprint_of(find_checkpoint(str(pair.head)))
+    assert head.architecture == "EAGLE-3 head (speculators; taps 2 4 5)", "the variant that is used"
     assert (bundle / "draft" / "LICENSE").read_text() == "a head's licence\n"
     assert head.parity.argmax_agreement == 1.0 and head.parity.max_abs_error < 1e-4
     plan = {buffer.name: buffer for buffer in plan_slot(manifest, "onnxruntime")}

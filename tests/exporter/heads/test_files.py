@@ -82,7 +82,7 @@ def test_a_head_in_half_precision_with_biases_is_built(target: Any, tmp_path: Pa
     config = head_config()
     config.layer.attention_bias = config.layer.mlp_bias = True
     head = random_head(config, target).half()
-    write_head(tmp_path / "head", head, "target", with_embedding=True)
+    write_head(tmp_path / "head", head, "target")
     loaded = load(tmp_path / "head")
     assert "embed_tokens.weight" in loaded.tensors and loaded.tensors["fc.weight"].dtype == torch.float16
     built = build_head(loaded.config, loaded.tensors, torch.zeros(0))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from specrt.engines.errors import UsageError
 from specrt.exporter.training.prompts import GivenPrompts, own_prompts
 from specrt.exporter.training.recipe import TextRecipe
 from specrt.exporter.training.store import INDEX, Store, row_bytes
@@ -74,6 +75,19 @@ def test_tokens_that_are_asked_for_are_written(target: TrainingTarget, tmp_path:
     """Those of conversations that the end cuts off count: no more is written, and no more disk used, than said."""
     store = write_tiny_text(tmp_path, target, small_text(1500, max_answer_tokens=100))
     assert 1500 <= store.num_tokens < 1600, "a token of each lane, and prompts that get an answer in that pass"
+
+
+def test_conversations_fit_into_a_short_context(target: TrainingTarget, tmp_path: Path) -> None:
+    whole = TextRecipe(minutes=None, num_tokens=300, num_lanes=3)
+    assert whole.with_short_prompts(2048).with_short_answers(100, 2048) == whole, "the control"
+    short = whole.with_short_prompts(64)
+    outlines = own_prompts(target.tokenizer, target.eos_ids, short)
+    short = short.with_short_answers(outlines.longest_opening, 64)
+    store = Store(tmp_path, target.hidden_size)
+    TextWriter(target, outlines, short).write(store)
+    assert 32 < max(entry.num_tokens for entry in store.entries) < 64
+    with pytest.raises(UsageError, match=r"got prompts of up to 50 tokens in a context of 64, expected 16 left for an"):
+        whole.with_short_answers(50, 64)
 
 
 def test_a_killed_process_loses_only_unfinished_conversations(target: TrainingTarget, tmp_path: Path) -> None:

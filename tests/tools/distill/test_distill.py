@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +18,7 @@ import torch
 from click.testing import CliRunner
 
 from specrt.engines.errors import ParityError, ResourceError, UsageError
+from specrt.engines.interface import Memory
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.progress import Silent
 from specrt.exporter.heads.files import head_from_folder
@@ -19,7 +26,7 @@ from specrt.exporter.training.loading import load_target
 from specrt.exporter.training.prompts import own_prompts
 from specrt.exporter.training.store import Store
 from specrt.tools.cli import main
-from specrt.tools.distill.bundle_text import BundleWriter, compare_logits, export_with_features
+from specrt.tools.distill.bundle_text import BundleWriter, FeatureLog, compare_logits, export_with_features
 from specrt.tools.distill.distill import _claimed, _train, distill, recipes
 from specrt.tools.distill.options import DistillOptions
 from specrt.tools.distill.source import source_of
@@ -61,13 +68,14 @@ def test_a_head_is_written_with_its_record(learnable: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_command_trains_writes_exports_and_judges(learnable: Path, tmp_path: Path) -> None:
-    """It leaves only the head and the pair, and does not replace them."""
+def test_the_command_trains_writes_exports_and_judges(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    """It leaves only the head and the pair, of which an older one is replaced with --force, and not without."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the dog\nan area\nbirds sing\n")
     arguments = ["distill", str(learnable), "-o", str(tmp_path / "head"), "--tokens", "2500", "--threads", "1"]
     arguments += ["--prompts", str(prompts), "--bundle", str(tmp_path / "pair")]
-    found = CliRunner().invoke(main, arguments)
+    shutil.copytree(exports.bundle(learnable), tmp_path / "pair")
+    found = CliRunner().invoke(main, [*arguments, "--force"])
     assert found.exit_code == 0, found.output
     assert "use on this machine: " in found.stdout and "ngram" in found.stdout
     record = json.loads((tmp_path / "head" / "training.json").read_text())
@@ -110,6 +118,83 @@ def test_a_quantized_bundle_writes_the_text_with_its_own_hidden_states(
                 assert (written == rows.top[rows.first_scored - 1 : -1]).mean() > 0.9  # by lm_head in fp32
 
 
+class StoppedLog(FeatureLog):
+    """Sends Ctrl-C to this process once, in a pass in the middle of an answer."""
+
+    is_sent = False
+
+    def take_features(self, start: int, features: Memory) -> None:
+        super().take_features(start, features)
+        if start >= 30 and not self.is_sent:
+            self.is_sent = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_answer_that_the_runtime_writes(learnable: Path, tmp_path: Path) -> None:
+    """It is the beginning of the one that an undisturbed run writes, and the next run goes on from there."""
+    source = source_of(str(learnable))
+    target = load_target(source.options(tmp_path), TAPS)
+    export_with_features(target, source, tmp_path / "bundle")
+    recipe = small_text(300)
+    whole, store = (Store(tmp_path / name, target.hidden_size) for name in ("whole", "stopped"))
+    outlines = own_prompts(target.tokenizer, target.eos_ids, recipe)
+    with BundleWriter(tmp_path / "bundle", target, outlines, recipe, 1) as writer:
+        writer.write(whole)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with BundleWriter(tmp_path / "bundle", target, outlines, recipe, 1) as writer:
+            writer._log = writer._slot.target.model.feature_reader = StoppedLog(writer._runtime.manifest.target.spec)
+            with pytest.raises(KeyboardInterrupt):
+                writer.write(store)
+            stopped = store.entries[-1]
+            writer.write(store)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    full = next(entry for entry in whole.entries if entry.number == stopped.number)
+    assert stopped.num_tokens < full.num_tokens
+    rows, expected = store.rows(stopped), whole.rows(full)
+    assert (rows.ids == expected.ids[: len(rows.ids)]).all() and rows.first_scored == expected.first_scored
+    np.testing.assert_allclose(rows.taps, expected.taps[: len(rows.ids)], rtol=1e-2, atol=1e-2)
+    numbers = [entry.number for entry in store.entries]
+    assert len(set(numbers)) == len(numbers) and store.num_tokens >= 300
+
+
+@pytest.mark.slow
+def test_a_command_that_ctrl_c_stopped_continues(learnable: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "specrt.tools.cli", "distill", str(learnable), "-o", str(tmp_path / "head")]
+    arguments += ["--tokens", "30000", "--threads", "1", "--keep-data"]
+    index = tmp_path / "head.training" / "text" / "index.jsonl"
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    num_finished = 0
+    while time.monotonic() < deadline and process.poll() is None and num_finished < 40:
+        num_finished = len(index.read_text().splitlines()) if index.exists() else 0
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and "specrt: interrupted" in errors and "Traceback" not in errors, errors
+    kept = index.read_text()
+    assert len(kept.splitlines()) >= num_finished + 5, "answers of some of the 30 lanes"
+    found = subprocess.run(arguments, capture_output=True, text=True)
+    assert found.returncode == 0 and "use on this machine: " in found.stdout, found.stderr
+    assert index.read_text().startswith(kept) and "text: about" in found.stderr
+    written = index.read_text()
+    found = subprocess.run(arguments, capture_output=True, text=True)
+    assert found.returncode == 0 and "text: about" not in found.stderr, "its speed is not measured again"
+    assert index.read_text() == written
+    assert json.loads((tmp_path / "head" / "training.json").read_text())["text"]["num_tokens"] >= 30000
+
+
+def test_a_context_without_room_for_the_verdict_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
+    """Before any text is written, and not after the training."""
+    bundle = exports.bundle(learnable, max_seq_len=64)
+    arguments = ["distill", str(bundle), "-o", str(tmp_path / "head"), "--tokens", "100", "--threads", "1"]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 2 and "its context is 64 tokens, expected " in found.stderr
+    assert list(tmp_path.iterdir()) == [], "corrected options are not refused"
+
+
 @pytest.mark.slow
 def test_a_bundle_whose_source_changed_is_refused(exports: Exports, learnable: Path, tmp_path: Path) -> None:
     """The reason is the source where its fingerprint differs, and the exporter where it does not."""
@@ -126,6 +211,24 @@ def test_a_bundle_of_tensorrt_is_refused(tiny_tensorrt_bundle: Path, tmp_path: P
     found = CliRunner().invoke(main, arguments)
     assert found.exit_code == 2 and "expected one for onnxruntime, which writes the text; give " in found.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--kind", "layers", "--num-layers", "7"], 2, "--num-layers 7: expected 1 to 6 of the target's layers"),
+        (["--num-layers", "0"], 2, "--num-layers 0: expected 1 or more"),
+        (["--max-draft-vocab", "0"], 2, "--max-draft-vocab 0: expected 1 or more"),
+        (["--minutes", "inf"], 2, "--minutes: got inf for the text, expected a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_text(
+    options: list[str], code: int, message: str, learnable: Path, tmp_path: Path
+) -> None:
+    arguments = ["distill", str(learnable), "-o", str(tmp_path / "head"), "--threads", "1", *options]
+    found = CliRunner().invoke(main, arguments if "--minutes" in options else [*arguments, "--tokens", "100"])
+    assert found.exit_code == code and message in found.stderr, found.stderr
+    assert list(tmp_path.iterdir()) == [], "corrected options are not refused"
 
 
 @pytest.mark.slow

@@ -32,6 +32,10 @@ def test_sizes_are_those_of_a_head(tmp_path: Path) -> None:
     assert found.model.bytes_per_pass == 4 * (found.num_parameters - matrices["fc.weight"])
     assert found.model.kv_bytes_per_token == 4 * (2 * 2 * 8 + 32)
     assert found.text_bytes == row_bytes(32)
+    quantized = head_cost_of("eagle3:64", str(tmp_path / "config.json"), Shape("fp32", "w8a8", 256, 4)).model
+    lm_head, fusing = matrices["lm_head.weight"], matrices["fc.weight"]
+    assert quantized.bytes_per_pass == found.num_parameters - fusing + lm_head * 4 / 32, "a byte each, and scales"
+    assert quantized.weights_bytes == quantized.bytes_per_pass + 4 * fusing, "it is in the target's graph"
 
 
 def test_a_head_for_llama_is_planned_on_a_gpu() -> None:

@@ -23,7 +23,7 @@ from specrt.tools.terminal.outputs import OUTPUT_FOLDER
     type=click.Choice(("head", "layers")),
     default="head",
     show_default=True,
-    help="An EAGLE-3 head, or the first and last layers of the target as a small model.",
+    help="An EAGLE-3 head, or the first and last layers of the target as a small model of its own.",
 )
 @click.option(
     "--writer",
@@ -44,7 +44,7 @@ def distill(**options: Any) -> None:
 
     The target answers your prompts, or prompts that it writes in its own chat template; its hidden states are kept on
     disk. The draft learns from them and is written to HEAD in speculators' layout, for 'specrt export TARGET --draft
-    eagle3:HEAD'. What was stopped continues when the same command is given again.
+    eagle3:HEAD' ('--draft HEAD' with --kind layers). What was stopped continues when the same command is given again.
     """
     from specrt.tools.terminal.progress import quiet_libraries, shown_progress
 

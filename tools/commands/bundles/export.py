@@ -65,7 +65,7 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
     "--norm",
     multiple=True,
     metavar="none|fc|fc-each|residual|output",
-    help="A norm that a head was trained with; give each one, or none. [default: scored]",
+    help="A norm that a head was trained with (docs/heads.md); give each one, or none. [default: scored]",
 )
 @click.option(
     "--backend",

@@ -52,13 +52,13 @@ def plan(target: str, draft: str, as_json: bool, trust_remote_code: bool, **opti
     measured, given = options["measured"], (options["acceptance"],)
     acceptance = acceptance_from_file(measured, draft != "ngram") if measured else given
     length = DEFAULT_MAX_SEQ_LEN if options["max_seq_len"] is None else options["max_seq_len"]
-    shape = Shape(dtype, options["quantize"], length, MAX_K)
+    shape, draft_shape = (Shape(dtype, options[name], length, MAX_K) for name in ("quantize", "draft_quantize"))
     costs = [cost_of(target, shape, None, trust_remote_code)]
-    head = head_cost_of(draft, target, shape, None, trust_remote_code) if is_head(draft) else None
+    head = head_cost_of(draft, target, draft_shape, None, trust_remote_code) if is_head(draft) else None
     if head is not None:
         costs.append(head.model)
     elif draft != "ngram":
-        costs.append(cost_of(draft, Shape(dtype, options["draft_quantize"], length, MAX_K), None, trust_remote_code))
+        costs.append(cost_of(draft, draft_shape, None, trust_remote_code))
     if options["max_seq_len"] is not None and costs[0].max_seq_len < length:
         raise UsageError(
             f"--max-seq-len {length}: expected at most {costs[0].max_seq_len}, the context of {costs[0].name}"
