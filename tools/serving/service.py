@@ -180,7 +180,7 @@ class Service:
     def prepares_quickly(self, wanted: Wanted) -> bool:
         """Whether ``prepare`` may be called in the event loop: few short prompts, and no grammar to compile."""
         is_plain = wanted.structure is None and wanted.tools is None
-        num_chars = sum(_num_chars(prompt) for prompt in wanted.prompts)
+        num_chars = sum(map(_num_chars_before_template, wanted.prompts))
         return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
 
     def submit(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
@@ -238,9 +238,10 @@ class Service:
         """Refuses a text that cannot fit before it is encoded, which takes memory of 100 times its size."""
         codec = self.runtime.codec
         try:
-            ids = codec.encode(prompt, wanted.chat, max_chars=self.max_model_len * codec.max_token_chars)
+            ids = codec.encode(prompt, wanted.chat, max_encoded_chars=self.max_model_len * codec.max_token_chars)
         except TextTooLongError as error:
-            raise self._too_long(f"{error.num_chars} characters", wanted.is_chat) from error
+            unit = "characters with the chat template" if wanted.is_chat else "characters"
+            raise self._too_long(f"{error.num_chars} {unit}", wanted.is_chat) from error
         if len(ids) >= self.max_model_len:
             raise self._too_long(f"{len(ids)} tokens", wanted.is_chat)
         return ids
@@ -294,7 +295,7 @@ class Service:
         return counted
 
 
-def _num_chars(prompt: Prompt) -> int:
-    """The characters of a text or of messages; 0 for ids."""
+def _num_chars_before_template(prompt: Prompt) -> int:
+    """The characters of a text, or of messages as they came, without what the template adds; 0 for ids."""
     parts = [] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, dict)]
     return len(prompt) if isinstance(prompt, str) else sum(len(str(value)) for part in parts for value in part.values())
