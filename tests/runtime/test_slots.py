@@ -79,56 +79,21 @@ def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, model
     assert num_slots(models) == [3, 3]
 
 
-class Held(Slot):
-    """A slot that claims to hold ``held`` tokens of any prompt, and ``others`` after them."""
-
-    def __init__(self, held: int, others: int = 0) -> None:
-        self.held, self.kv_len, self.is_closed = held, held + others, False
-        self.target: Any = self
-        self.model = self
-
-    def reusable(self, prompt: Sequence[int], min_width: int) -> int:
-        return min(self.held, len(prompt))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
-    opened: list[Slot] = []
-    pool = SlotPool(lambda: opened.append(Held(len(opened))) or opened[-1])  # type: ignore[func-returns-value]
-    slots = [pool.take([1] * 9, 1) for _ in range(3)]
-    assert slots == opened and len(opened) == 3
-    for slot in slots:
-        pool.give_back(slot)
-    assert [pool.take([1] * 9, 1) for _ in range(4)] == [opened[2], opened[1], opened[0], opened[3]]
-    opened[0].held = opened[1].held = 0  # type: ignore[attr-defined]
-    for slot in (opened[1], opened[0]):
-        pool.give_back(slot)
-    assert pool.take([1], 1) is opened[1]  # of those that hold nothing, the one that lay idle longest
-    pool.give_back(opened[1])
-    pool.close()
-    assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("held", "others", "is_taken"),
-    [(30, 61, False), (30, 60, True), (90, 97, True), (1, 2, True), (1, 3, False), (0, 97, False)],
-)
-def test_a_common_beginning_does_not_cost_a_long_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
-    """A third of what the slot holds must be kept."""
-    pool = SlotPool(lambda: Held(0))
-    idle_longest, other = Held(0), Held(held, others)
-    pool.give_back(idle_longest)
-    pool.give_back(other)
-    assert pool.take([1] * 99, 1) is (other if is_taken else idle_longest)
-
-
-def test_the_slot_that_was_idle_longest_may_lose_its_cache() -> None:
-    pool, slots = SlotPool(lambda: Held(0)), [Held(30, 97), Held(20, 97), Held(30, 30), Held(30, 30)]
-    for slot in slots:
-        pool.give_back(slot)
-    assert [pool.take([1] * 99, 1) for _ in slots] == [slots[0], slots[2], slots[3], slots[1]]
+@each_way
+def test_a_prefix_is_copied_from_another_slot(open_bundle: Open, runtime: Runtime, way: dict[str, Any]) -> None:
+    """The short text loses its slot; the long one keeps its own, and neither text changes."""
+    way = {**way, "reproducible": True}
+    streams = [runtime.stream(prompt, max_new_tokens=12, **way) for prompt in (LONG, [60, 59, 58, 57])]
+    for stream in streams:
+        next(stream.steps)
+    for stream in streams:
+        list(stream)
+    prompts = [[*LONG[:12], 61, 62], [*LONG, *streams[0].token_ids, 5]]
+    for prompt, reused in zip(prompts, (12, len(LONG) + 11), strict=True):
+        result = runtime.generate(prompt, max_new_tokens=9, **way)
+        assert result.stats.reused_prompt_tokens == reused
+        assert shown(result) == alone(open_bundle, prompt, max_new_tokens=9, **way)
+    assert runtime.num_idle_slots == 2
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------
