@@ -96,43 +96,6 @@ class Slot:
             return 0.0
         return (self.target.model.kv_len - num_kept) / (1 + num_prompts - self.idle_since)
 
-    def copy_prefix(self, source: SlotModel, prompt: Sequence[int], min_width: int) -> None:
-        """Copy from ``source`` what its cache shares with ``prompt``, where that can be done."""
-        if self.model.can_copy:
-            self.model.copy_prefix(source.model, source.model.reusable(prompt, max(min_width, self._min_width)))
-
-    def touch(self) -> None:
-        """Write the memory of a new, empty cache on the CPU. Else the system provides a page at its first use."""
-        if not self.model.binding.is_async:
-            for array in self.model.binding.host.values():
-                array.fill(0)
-
-    def close(self) -> None:
-        self.samplers.close()
-        self.model.close()
-
-
-@dataclass
-class Slot:
-    """The memory of one sequence. ``draft`` is opened when first needed, a head with the slot: it reads every pass.
-
-    ``num_prompt_tokens`` is the length of the last prompt. ``worth`` is what the cache is worth to the pool, in tokens.
-    """
-
-    target: SlotModel
-    draft: SlotModel | None = None
-    num_prompt_tokens: int = 0
-    worth: int = 0
-
-    def loss(self, num_kept: int) -> int:
-        """The tokens that may have to be read again if all but the first ``num_kept`` are discarded.
-
-        None if the last prompt is kept: then its text goes on, or its answer is wanted once more.
-        """
-        if num_kept >= self.num_prompt_tokens - 1:
-            return 0
-        return min(self.worth, self.target.model.kv_len - num_kept)
-
     def copy_prefix(self, source: Slot, prompt: Sequence[int], min_width: int) -> None:
         """Copy from ``source`` what it shares with ``prompt``."""
         self.target.copy_prefix(source.target, prompt, min_width)

@@ -20,7 +20,7 @@ from specrt.runtime.model import KVCachedModel
 from specrt.runtime.runtime import Runtime
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
-from specrt.runtime.slots import Slot, SlotModel, SlotPool
+from specrt.runtime.slots import Slot, SlotModel
 from tests.runtime.support.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
 from tests.runtime.support.fakes import POISON, Engine, cache_of, slot_of
 from tests.runtime.support.plain import decode
@@ -94,6 +94,21 @@ def test_a_prefix_is_copied_from_another_slot(open_bundle: Open, runtime: Runtim
         assert result.stats.reused_prompt_tokens == reused
         assert shown(result) == alone(open_bundle, prompt, max_new_tokens=9, **way)
     assert runtime.num_idle_slots == 2
+
+
+def test_what_was_read_narrowly_is_copied_as_such(runtime: Runtime) -> None:
+    """Plain decoding of fifteen tokens after ten feeds fourteen of them one by one."""
+    streams = [runtime.stream(prompt, max_new_tokens=15, draft="none") for prompt in (LONG[:10], [60, 59])]
+    for stream in streams:
+        next(stream.steps)
+    for stream in streams:
+        list(stream)
+    text = [*LONG[:10], *streams[0].token_ids]
+    asked = [([*text, *LONG], {}, 24), ([*text[:17], 61, 62], {}, 17), ([*text[:17], 61, 63], {"reproducible": True}, 10)]
+    for prompt, options, reused in asked:  # the second one is copied: the first one is too long to lose
+        result = runtime.generate(prompt, max_new_tokens=1, draft="none", **options)  # type: ignore[arg-type]
+        assert result.stats.reused_prompt_tokens == reused
+    assert runtime.generate([*text, *LONG, 7], max_new_tokens=1).stats.reused_prompt_tokens == 48
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------
