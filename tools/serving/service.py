@@ -178,8 +178,8 @@ class Service:
             raise refused_request(error, wanted, self.runtime) from error
 
     def prepares_quickly(self, wanted: Wanted) -> bool:
-        """Whether ``prepare`` may be called in the event loop: few short prompts, and no grammar to compile."""
-        is_plain = wanted.structure is None and wanted.tools is None
+        """Whether ``prepare`` may be called in the event loop: few short prompts without grammars and variables."""
+        is_plain = not (wanted.structure or wanted.tools or (wanted.chat and wanted.chat.chat_template_kwargs))
         num_chars = sum(map(_num_chars_before_template, wanted.prompts))
         return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
 
@@ -240,8 +240,7 @@ class Service:
         try:
             ids = codec.encode(prompt, wanted.chat, max_encoded_chars=self.max_model_len * codec.max_token_chars)
         except TextTooLongError as error:
-            unit = "characters with the chat template" if wanted.is_chat else "characters"
-            raise self._too_long(f"{error.num_chars} {unit}", wanted.is_chat) from error
+            raise self._too_long(f"{error.num_chars} characters", wanted.is_chat) from error
         if len(ids) >= self.max_model_len:
             raise self._too_long(f"{len(ids)} tokens", wanted.is_chat)
         return ids
@@ -296,6 +295,6 @@ class Service:
 
 
 def _num_chars_before_template(prompt: Prompt) -> int:
-    """The characters of a text, or of messages as they came, without what the template adds; 0 for ids."""
+    """The characters of a text, or of messages as they came; 0 for ids."""
     parts = [] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, dict)]
     return len(prompt) if isinstance(prompt, str) else sum(len(str(value)) for part in parts for value in part.values())
