@@ -164,22 +164,20 @@ def num_read(pool: SlotPool, trace: Sequence[Request]) -> int:
 
 
 @pytest.mark.parametrize("can_copy", [True, False])
-@pytest.mark.parametrize("name", TRACES)
-def test_no_more_is_read_than_by_simpler_rules(name: str, can_copy: bool) -> None:
-    trace = [request for seed in range(3) for request in TRACES[name](Texts(seed))]
-    found = num_read(pool_of(4, can_copy), trace)
-    others = {kind.__name__: num_read(pool_of(4, kind=kind), trace) for kind in OTHERS}
-    assert found <= 1.02 * min(others.values()), (found, others)
+def test_less_is_read_than_by_simpler_rules(can_copy: bool) -> None:
+    """In the mean over the traces, as a multiple of the least of all rules; and no trace is as bad as their worst.
 
-
-def test_the_traces_tell_rules_apart() -> None:
-    """Each of the other rules reads more than twice as much in one of them."""
-    worst = dict.fromkeys(OTHERS, 0.0)
+    Each rule is the best somewhere: which text goes on cannot be known.
+    """
+    ratios: dict[str, list[float]] = {}
     for make in TRACES.values():
         trace = list(make(Texts(0)))
-        found = num_read(pool_of(4), trace)
-        worst = {kind: max(most, num_read(pool_of(4, kind=kind), trace) / found) for kind, most in worst.items()}
-    assert min(worst.values()) > 2, worst
+        found = {kind.__name__: num_read(pool_of(4, can_copy, kind), trace) for kind in (SlotPool, *OTHERS)}
+        for name, number in found.items():
+            ratios.setdefault(name, []).append(number / min(found.values()))
+    mine = ratios.pop("SlotPool")
+    for name, others in ratios.items():
+        assert sum(mine) < 0.8 * sum(others) and max(mine) < 0.6 * max(others), (name, mine, others)
 
 
 # --- single choices -------------------------------------------------------------------------------------------------

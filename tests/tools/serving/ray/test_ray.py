@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,13 +125,21 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
     wait_until(lambda: not any(counts(client, "num_requests_running").values()))
 
 
+def num_texts(client: httpx.Client, replica: str) -> float:
+    """Those that run or wait in a replica."""
+    return sum(counts(client, f"num_requests_{state}").get(replica, 0) for state in ("running", "waiting"))
+
+
 def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
     """Two requests at a time are not too many for a replica; the next ones go to the other, and come back later."""
     first = complete(client, "a", max_tokens=1, session="s")[1]
-    body = {"max_tokens": LONG, "n": 8, "ignore_eos": True, "session": "s"}
+    body: dict[str, Any] = {"max_tokens": LONG, "n": 8, "ignore_eos": True, "session": "s"}
     with ThreadPoolExecutor(4) as pool:
-        replicas = Counter(done[1] for done in pool.map(lambda _: complete(client, "a", **body), range(4)))
-    assert replicas[first] == 2 and len(replicas) == 2
+        asking = [pool.submit(complete, client, "a", **body) for _ in range(2)]
+        wait_until(lambda: num_texts(client, first) > body["n"], 60)  # both are there, and the gateway knows
+        asking += [pool.submit(complete, client, "a", **body) for _ in range(2)]
+        replicas = [done.result()[1] for done in asking]
+    assert replicas[:2] == [first] * 2 and first not in replicas[2:]
     assert complete(client, "a", max_tokens=1, session="s")[1] == first
 
 
@@ -183,6 +190,7 @@ def test_requests_end_before_the_replicas_do(cluster: str, url: str, tiny_bundle
         "bundle": str(tiny_bundle),
         "autoscaling_config": json.dumps(scaling),
         "ray_actor_options": '{"num_cpus": 0}',
+        "drain_timeout_s": "300",  # on a busy machine the texts take more than the default
     }
     serve.run(build(arguments), name="second", route_prefix="/second")
     states = serve.status().applications["second"].deployments["Engine"].replica_states
