@@ -165,9 +165,7 @@ class KVCachedModel:
 
     def copy_prefix(self, source: KVCachedModel, num_tokens: int) -> None:
         """Replace the cache by the first ``num_tokens`` of that of ``source``, another cache of the same engine."""
-        caches: Iterator[tuple[Any, Any]] = zip(
-            self.kv_memory().values(), source.kv_memory().values(), strict=True
-        )
+        caches: Iterator[tuple[Any, Any]] = zip(self.kv_memory().values(), source.kv_memory().values(), strict=True)
         for cache, other in caches:  # [1, num_kv_heads, capacity, head_dim]
             cache[:, :, :num_tokens] = other[:, :, :num_tokens]
         self._tokens = source._tokens[:num_tokens]

@@ -107,7 +107,9 @@ class Texts:
     def text(self, low: int, high: int) -> list[int]:
         return [next(self._next) for _ in range(self.random.randint(low, high))]
 
-    def chats(self, num: int, num_alive: int, system: list[int], num_turns: tuple[int, int] = (3, 10)) -> Iterator[Request]:
+    def chats(
+        self, num: int, num_alive: int, system: list[int], num_turns: tuple[int, int] = (3, 10)
+    ) -> Iterator[Request]:
         """Conversations of several turns, ``num_alive`` of them at a time; some speak more often than others."""
         alive: list[tuple[list[int], int]] = []
         while num or alive:

@@ -104,7 +104,11 @@ def test_what_was_read_narrowly_is_copied_as_such(runtime: Runtime) -> None:
     for stream in streams:
         list(stream)
     text = [*LONG[:10], *streams[0].token_ids]
-    asked = [([*text, *LONG[:20]], {}, 24), ([*text[:17], 61, 62], {}, 17), ([*text[:17], 61, 63], {"reproducible": True}, 10)]
+    asked = [
+        ([*text, *LONG[:20]], {}, 24),
+        ([*text[:17], 61, 62], {}, 17),
+        ([*text[:17], 61, 63], {"reproducible": True}, 10),
+    ]
     for prompt, options, reused in asked:  # the second one is copied: the first one is too long to lose
         result = runtime.generate(prompt, max_new_tokens=1, draft="none", **options)  # type: ignore[arg-type]
         assert result.stats.reused_prompt_tokens == reused
