@@ -10,14 +10,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from specrt.engines.contract import LOGITS
 from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.runtime.model import KVCachedModel
-from specrt.runtime.runtime import Runtime
+from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
 from specrt.runtime.slots import Slot, SlotModel
@@ -113,6 +115,25 @@ def test_what_was_read_narrowly_is_copied_as_such(runtime: Runtime) -> None:
         result = runtime.generate(prompt, max_new_tokens=1, draft="none", **options)  # type: ignore[arg-type]
         assert result.stats.reused_prompt_tokens == reused
     assert runtime.generate([*text, *LONG[:20], 7], max_new_tokens=1).stats.reused_prompt_tokens == 45
+
+
+@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+def test_a_copied_prefix_gives_the_same_bits(tiny_bundle: Path, num_tokens: int) -> None:
+    """On a real engine, in target and draft, over an older text."""
+    ids = [(7 * i) % 60 + 1 for i in range(44)]
+    with load(tiny_bundle, threads=1) as runtime:
+        source, slot = runtime.open_slot("self"), runtime.open_slot("self")
+        assert source.draft is not None and slot.draft is not None
+        for part, fed in ((source.target, ids), (source.draft, ids), (slot.target, [9] * 20), (slot.draft, [9] * 50)):
+            part.model.feed(fed, 1)
+        slot.copy_prefix(source, [*ids[:num_tokens], 63], 1)
+        for one, other in ((source.target.model, slot.target.model), (source.draft.model, slot.draft.model)):
+            assert other.kv_len == num_tokens
+            one.rollback(num_tokens)
+            rows = [model.feed([5, 6, 7], 3) and model.read(LOGITS)[0][:3].copy() for model in (one, other)]
+            assert np.array_equal(*rows)
+        source.close()
+        slot.close()
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------
