@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +125,18 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
     wait_until(lambda: not any(counts(client, "num_requests_running").values()))
 
 
-def num_texts(client: httpx.Client, replica: str) -> float:
-    """Those that run or wait in a replica."""
-    return sum(counts(client, f"num_requests_{state}").get(replica, 0) for state in ("running", "waiting"))
-
-
 def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
     """Two requests at a time are not too many for a replica; the next ones go to the other, and come back later."""
     first = complete(client, "a", max_tokens=1, session="s")[1]
-    body: dict[str, Any] = {"max_tokens": LONG, "n": 8, "ignore_eos": True, "session": "s"}
-    with ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(complete, client, "a", **body) for _ in range(2)]
-        wait_until(lambda: num_texts(client, first) > body["n"], 60)  # both are there, and the gateway knows
-        asking += [pool.submit(complete, client, "a", **body) for _ in range(2)]
-        replicas = [done.result()[1] for done in asking]
-    assert replicas[:2] == [first] * 2 and first not in replicas[2:]
-    assert complete(client, "a", max_tokens=1, session="s")[1] == first
+    body = {"prompt": "a", "max_tokens": LONG, "n": 8, "ignore_eos": True, "stream": True}
+    with ExitStack() as running:
+        for _ in range(2):
+            asked = client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": "s"})
+            response = running.enter_context(asked)
+            next(response.iter_lines())  # now the gateway has counted it
+            assert response.headers["x-specrt-replica"] == first
+        assert first not in {complete(client, "a", max_tokens=1, session="s")[1] for _ in range(2)}
+    wait_until(lambda: complete(client, "a", max_tokens=1, session="s")[1] == first)
 
 
 def kill(replica: str) -> None:
