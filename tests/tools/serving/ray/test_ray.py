@@ -126,20 +126,19 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
 
 
 def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
-    """Two requests at a time are not too many for a replica; later ones go to the other, and come back at the end.
+    """Two requests at a time are not too many for a replica; the next ones go to the other, and come back later.
 
-    The gateway's number may be too low by a call whose end it learns of late.
+    The two must not end before the others come, on a busy machine either: they are cancelled.
     """
     first = complete(client, "a", max_tokens=1, session="s")[1]
-    body = {"prompt": "a", "max_tokens": LONG, "n": 8, "ignore_eos": True, "stream": True}
-    replicas: list[str] = []
+    body = {"prompt": "a", "max_tokens": LONG, "n": 30, "num_speculative_tokens": 0, "ignore_eos": True, "stream": True}
     with ExitStack() as running:
-        while set(replicas) <= {first} and len(replicas) < 5:
+        for _ in range(2):
             asked = client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": "s"})
             response = running.enter_context(asked)
             next(response.iter_lines())  # now the gateway has counted it
-            replicas.append(response.headers["x-specrt-replica"])
-    assert replicas[:2] == [first] * 2 and len(set(replicas)) == 2, replicas
+            assert response.headers["x-specrt-replica"] == first
+        assert first not in {complete(client, "a", max_tokens=1, session="s")[1] for _ in range(2)}
     wait_until(lambda: complete(client, "a", max_tokens=1, session="s")[1] == first)
 
 
