@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from specrt.engines.contract import (
 )
 from specrt.engines.interface import Array, Engine, Memory
 
+_BLOCK = 64  # ids
 UNKNOWN = -1  # an id that is on the device and not yet read by the host
 
 
@@ -154,7 +155,22 @@ class KVCachedModel:
         limit = min(self.kv_len, len(tokens) - 1)
         if min_width > 1:
             limit = min(limit, self._num_wide)
-        return next((i for i in range(limit) if self._tokens[i] != tokens[i]), max(limit, 0))
+        return _num_equal(self._tokens, tokens, limit)
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether ``copy_prefix`` can be used: the cache is on the host and its own, and no features go with it."""
+        has_features = self.feature_reader is not None or self.offset > 0
+        return not (self.binding.is_async or self._kv_owner is not None or has_features)
+
+    def copy_prefix(self, source: KVCachedModel, num_tokens: int) -> None:
+        """Replace the cache by the first ``num_tokens`` of that of ``source``, another cache of the same engine."""
+        caches: Iterator[tuple[Any, Any]] = zip(self.kv_memory().values(), source.kv_memory().values(), strict=True)
+        for cache, other in caches:  # [1, num_kv_heads, capacity, head_dim]
+            cache[:, :, :num_tokens] = other[:, :, :num_tokens]
+        self._tokens = source._tokens[:num_tokens]
+        self._num_wide = min(source._num_wide, num_tokens)
+        self.kv_len = num_tokens
 
     def close(self) -> None:
         """Free its memory."""
@@ -186,3 +202,12 @@ class KVCachedModel:
             self._num_wide = min(self._num_wide, start)
         self.kv_len = start + num_ids
         return width, num_rows
+
+
+def _num_equal(ids: Sequence[int], others: Sequence[int], limit: int) -> int:
+    """The length of the common prefix, at most ``limit``. Compares slices, since long prompts have many ids."""
+    for start in range(0, limit, _BLOCK):
+        end = min(start + _BLOCK, limit)
+        if list(ids[start:end]) != list(others[start:end]):
+            return next(i for i in range(start, end) if ids[i] != others[i])
+    return max(limit, 0)

@@ -58,6 +58,11 @@ class SlotModel:
         self.model.min_width = max(min_width, self._min_width)
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
+    def copy_prefix(self, source: SlotModel, prompt: Sequence[int], min_width: int) -> None:
+        """Copy from ``source`` what its cache shares with ``prompt``, where that can be done."""
+        if self.model.can_copy:
+            self.model.copy_prefix(source.model, source.model.reusable(prompt, max(min_width, self._min_width)))
+
     def touch(self) -> None:
         """Write the memory of a new, empty cache on the CPU. Else the system provides a page at its first use."""
         if not self.model.binding.is_async:
@@ -71,10 +76,31 @@ class SlotModel:
 
 @dataclass
 class Slot:
-    """The memory of one sequence. ``draft`` is opened when first needed, a head with the slot: it reads every pass."""
+    """The memory of one sequence. ``draft`` is opened when first needed, a head with the slot: it reads every pass.
+
+    ``num_prompt_tokens`` is the length of the last prompt; ``idle_since`` is the number of prompts before it was idle.
+    """
 
     target: SlotModel
     draft: SlotModel | None = None
+    num_prompt_tokens: int = 0
+    idle_since: int = 0
+
+    def loss(self, num_kept: int, num_prompts: int) -> float:
+        """What is lost, in tokens to be read again, if all but the first ``num_kept`` are discarded.
+
+        Nothing if the last prompt is kept: then its text goes on, or its answer is wanted once more. Else the other
+        tokens, divided by the prompts since it was idle: the longer ago, the less likely its text goes on.
+        """
+        if num_kept >= self.num_prompt_tokens - 1:
+            return 0.0
+        return (self.target.model.kv_len - num_kept) / (1 + num_prompts - self.idle_since)
+
+    def copy_prefix(self, source: Slot, prompt: Sequence[int], min_width: int) -> None:
+        """Copy from ``source`` what it shares with ``prompt``."""
+        self.target.copy_prefix(source.target, prompt, min_width)
+        if self.draft is not None and source.draft is not None:
+            self.draft.copy_prefix(source.draft, prompt, 1)
 
     def forget(self) -> None:
         """Empty the caches. After an error on a device it is unknown which of the enqueued passes were run."""
@@ -100,26 +126,38 @@ class SlotPool:
     def __init__(self, open_slot: Callable[[], Slot]) -> None:
         self._open_slot = open_slot
         self._idle: list[Slot] = []
+        self._num_prompts = 0
         self._lock = threading.RLock()  # a dropped stream returns its slot in the thread that collects it
 
     def take(self, prompt: Sequence[int], min_width: int) -> Slot:
-        """The idle slot with the longest reusable prefix of ``prompt``, or a new one if none is idle.
+        """The idle slot that costs least for ``prompt``, or a new one if none is idle.
 
-        Of slots that share as much, it is the one that was idle longest. Slots that would keep less than a third of
-        their cache are not considered, except for the one that was idle longest: so a common beginning, such as a
-        system prompt, does not cost a long conversation its cache.
+        The cost is what has to be read of the prompt, and ``Slot.loss``. A prefix that another idle slot has is copied,
+        which takes a small part of the time of reading it; where caches are on a device, it is read. Of slots that
+        cost as much, it is the one that keeps most, then the one that was idle longest.
         """
         with self._lock:
-            if not self._idle:
-                return self._open_slot()
-            models = [slot.target.model for slot in self._idle]  # the one that was idle longest is first
-            reusable = [model.reusable(prompt, min_width) for model in models]
-            shared = [n if at == 0 or 3 * n >= models[at].kv_len else -1 for at, n in enumerate(reusable)]
-            return self._idle.pop(shared.index(max(shared)))
+            slot = self._chosen(prompt, min_width) if self._idle else self._open_slot()
+            slot.num_prompt_tokens = len(prompt)
+            self._num_prompts += 1
+            return slot
+
+    def _chosen(self, prompt: Sequence[int], min_width: int) -> Slot:
+        kept = [slot.target.model.reusable(prompt, min_width) for slot in self._idle]
+        source = self._idle[kept.index(max(kept))]
+        can_copy = source.target.model.can_copy
+        saved = [max(kept)] * len(kept) if can_copy else kept
+        losses = [slot.loss(num_kept, self._num_prompts) for slot, num_kept in zip(self._idle, kept, strict=True)]
+        at = min(range(len(kept)), key=lambda i: (losses[i] - saved[i], -kept[i]))
+        slot = self._idle.pop(at)
+        if can_copy and kept[at] < max(kept):
+            slot.copy_prefix(source, prompt, min_width)
+        return slot
 
     def give_back(self, slot: Slot) -> None:
         """Make ``slot`` idle."""
         with self._lock:
+            slot.idle_since = self._num_prompts
             self._idle.append(slot)
 
     def __len__(self) -> int:

@@ -26,7 +26,10 @@ PROMPT_KINDS = "a string, a list of messages or a list of token ids"
 
 
 class TextTooLongError(Exception):
-    """A text of ``num_chars`` characters, more than the caller's limit. The caller says what is wrong with that."""
+    """A text of ``num_chars`` characters, more than the caller's limit. The caller says what is wrong with that.
+
+    It is the text that would be encoded: of messages the one that the template writes.
+    """
 
     def __init__(self, num_chars: int) -> None:
         super().__init__(num_chars)
@@ -70,14 +73,17 @@ class TextCodec:
             raise BundleError(f"{path}: cannot be read ({error}); export the bundle again") from error
         return cls(tokenizer, vocab_size, templates, entry.special_tokens, entry.clean_up_spaces)
 
-    def encode(self, prompt: Prompt, chat: ChatOptions | None = None, max_chars: int | None = None) -> list[int]:
+    def encode(
+        self, prompt: Prompt, chat: ChatOptions | None = None, max_encoded_chars: int | None = None
+    ) -> list[int]:
         """The token ids of a prompt, at least one. All of specrt encodes with this function.
 
         A string gets the tokenizer's special tokens. Messages go through the chat template with options ``chat``, and
         get no special tokens beyond those that the template writes. Ids are used unchanged. As in transformers,
         special tokens spelled out in a prompt or a message are parsed as such. Raises ``UsageError`` for an empty
         prompt, a wrong type, ids outside the vocabulary, and chat template options if the prompt is not messages, and
-        ``TextTooLongError`` for a text of more than ``max_chars``, before it is encoded.
+        ``TextTooLongError`` for a text of more than ``max_encoded_chars``, of messages after the template, before it is
+        encoded.
         """
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
             raise UsageError(f"prompt: got {type(prompt).__name__}, expected {PROMPT_KINDS}; convert it to one of them")
@@ -88,9 +94,9 @@ class TextCodec:
         if not prompt:
             ids = list[Any]()
         elif isinstance(prompt, str):
-            ids = self.ids_of_text(_limited(prompt, max_chars), add_special_tokens=True)
+            ids = self.ids_of_text(_limited(prompt, max_encoded_chars), add_special_tokens=True)
         elif is_chat:
-            ids = self.ids_of_text(_limited(self.render(prompt, chat), max_chars), add_special_tokens=False)
+            ids = self.ids_of_text(_limited(self.render(prompt, chat), max_encoded_chars), add_special_tokens=False)
         else:
             ids = list(prompt)
         if not ids:

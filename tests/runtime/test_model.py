@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
-from specrt.engines.fake import fake_spec
+from specrt.engines.fake import FakeHead, fake_spec
+from specrt.engines.interface import HostBinding
+from specrt.runtime.drafting.head import HeadModel
+from specrt.runtime.model import KVCachedModel
 from tests.runtime.support.fakes import Engine, cache_of, continuation, engine_of, open_target, slot_of
 from tests.runtime.support.tables import VOCAB_SIZE, hashed
 
@@ -100,3 +104,19 @@ def test_prefilling_nothing_is_no_pass() -> None:
     engine = engine_of(hashed(15))
     slot_of(engine).model.prefill([])
     assert engine.num_passes == 0
+
+
+def test_only_a_cache_on_the_host_without_features_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model with another's cache, a target with a head, or a device holds is more than its own memory."""
+    engine = engine_of(hashed(1))
+    model, other = (KVCachedModel(engine, engine.spec) for _ in range(2))
+    model.feed([5, 6, 7], 1)
+    assert model.can_copy and not KVCachedModel(engine, engine.spec, kv_owner=model).can_copy
+    other.copy_prefix(model, 2)
+    assert (other.kv_len, other.reusable([5, 6, 7, 8], 1), other.reusable([5, 6, 7, 8], 2)) == (2, 2, 2)
+    other.feature_reader = Mock()
+    assert not other.can_copy
+    head_spec = replace(fake_spec(), feature_size=1, reads_features=True)
+    assert not HeadModel(FakeHead(head_spec, lambda pairs: 0), head_spec).can_copy
+    monkeypatch.setattr(HostBinding, "is_async", True)
+    assert not model.can_copy

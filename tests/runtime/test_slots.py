@@ -10,17 +10,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from specrt.engines.contract import LOGITS
 from specrt.engines.fake import FakeEngine, FakeSampler, fake_spec
 from specrt.runtime.model import KVCachedModel
-from specrt.runtime.runtime import Runtime
+from specrt.runtime.runtime import Runtime, load
 from specrt.runtime.sampling.samplers import SamplerEngines
 from specrt.runtime.settings import Settings
-from specrt.runtime.slots import Slot, SlotModel, SlotPool
+from specrt.runtime.slots import Slot, SlotModel
 from tests.runtime.support.bundles import CONTEXT, TABLE, WAYS, Backend, K, Open, alone, num_slots, shown
 from tests.runtime.support.fakes import POISON, Engine, cache_of, slot_of
 from tests.runtime.support.plain import decode
@@ -79,56 +81,59 @@ def test_the_slot_that_holds_most_of_the_prompt_is_taken(runtime: Runtime, model
     assert num_slots(models) == [3, 3]
 
 
-class Held(Slot):
-    """A slot that claims to hold ``held`` tokens of any prompt, and ``others`` after them."""
-
-    def __init__(self, held: int, others: int = 0) -> None:
-        self.held, self.kv_len, self.is_closed = held, held + others, False
-        self.target: Any = self
-        self.model = self
-
-    def reusable(self, prompt: Sequence[int], min_width: int) -> int:
-        return min(self.held, len(prompt))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-def test_the_pool_opens_a_slot_only_where_none_is_idle() -> None:
-    opened: list[Slot] = []
-    pool = SlotPool(lambda: opened.append(Held(len(opened))) or opened[-1])  # type: ignore[func-returns-value]
-    slots = [pool.take([1] * 9, 1) for _ in range(3)]
-    assert slots == opened and len(opened) == 3
-    for slot in slots:
-        pool.give_back(slot)
-    assert [pool.take([1] * 9, 1) for _ in range(4)] == [opened[2], opened[1], opened[0], opened[3]]
-    opened[0].held = opened[1].held = 0  # type: ignore[attr-defined]
-    for slot in (opened[1], opened[0]):
-        pool.give_back(slot)
-    assert pool.take([1], 1) is opened[1]  # of those that hold nothing, the one that lay idle longest
-    pool.give_back(opened[1])
-    pool.close()
-    assert [slot.is_closed for slot in opened if isinstance(slot, Held)] == [True, True, False, False]
+@each_way
+def test_a_prefix_is_copied_from_another_slot(open_bundle: Open, runtime: Runtime, way: dict[str, Any]) -> None:
+    """The short text loses its slot; the long one keeps its own, and neither text changes."""
+    way = {**way, "reproducible": True}
+    streams = [runtime.stream(prompt, max_new_tokens=12, **way) for prompt in (LONG, [60, 59, 58, 57])]
+    for stream in streams:
+        next(stream.steps)
+    for stream in streams:
+        list(stream)
+    prompts = [[*LONG[:12], 61, 62], [*LONG, *streams[0].token_ids, 5]]
+    for prompt, reused in zip(prompts, (12, len(LONG) + 11), strict=True):
+        result = runtime.generate(prompt, max_new_tokens=9, **way)
+        assert result.stats.reused_prompt_tokens == reused
+        assert shown(result) == alone(open_bundle, prompt, max_new_tokens=9, **way)
+    assert runtime.num_idle_slots == 2
 
 
-@pytest.mark.parametrize(
-    ("held", "others", "is_taken"),
-    [(30, 61, False), (30, 60, True), (90, 97, True), (1, 2, True), (1, 3, False), (0, 97, False)],
-)
-def test_a_common_beginning_does_not_cost_a_long_sequence_its_cache(held: int, others: int, is_taken: bool) -> None:
-    """A third of what the slot holds must be kept."""
-    pool = SlotPool(lambda: Held(0))
-    idle_longest, other = Held(0), Held(held, others)
-    pool.give_back(idle_longest)
-    pool.give_back(other)
-    assert pool.take([1] * 99, 1) is (other if is_taken else idle_longest)
+def test_what_was_read_narrowly_is_copied_as_such(runtime: Runtime) -> None:
+    """Plain decoding of fifteen tokens after ten feeds fourteen of them one by one."""
+    streams = [runtime.stream(prompt, max_new_tokens=15, draft="none") for prompt in (LONG[:10], [60, 59])]
+    for stream in streams:
+        next(stream.steps)
+    for stream in streams:
+        list(stream)
+    text = [*LONG[:10], *streams[0].token_ids]
+    asked = [
+        ([*text, *LONG[:20]], {}, 24),
+        ([*text[:17], 61, 62], {}, 17),
+        ([*text[:17], 61, 63], {"reproducible": True}, 10),
+    ]
+    for prompt, options, reused in asked:  # the second one is copied: the first one is too long to lose
+        result = runtime.generate(prompt, max_new_tokens=1, draft="none", **options)  # type: ignore[arg-type]
+        assert result.stats.reused_prompt_tokens == reused
+    assert runtime.generate([*text, *LONG[:20], 7], max_new_tokens=1).stats.reused_prompt_tokens == 45
 
 
-def test_the_slot_that_was_idle_longest_may_lose_its_cache() -> None:
-    pool, slots = SlotPool(lambda: Held(0)), [Held(30, 97), Held(20, 97), Held(30, 30), Held(30, 30)]
-    for slot in slots:
-        pool.give_back(slot)
-    assert [pool.take([1] * 99, 1) for _ in slots] == [slots[0], slots[2], slots[3], slots[1]]
+@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+def test_a_copied_prefix_gives_the_same_bits(tiny_bundle: Path, num_tokens: int) -> None:
+    """On a real engine, in target and draft, over an older text."""
+    ids = [(7 * i) % 60 + 1 for i in range(44)]
+    with load(tiny_bundle, threads=1) as runtime:
+        source, slot = runtime.open_slot("self"), runtime.open_slot("self")
+        assert source.draft is not None and slot.draft is not None
+        for part, fed in ((source.target, ids), (source.draft, ids), (slot.target, [9] * 20), (slot.draft, [9] * 50)):
+            part.model.feed(fed, 1)
+        slot.copy_prefix(source, [*ids[:num_tokens], 63], 1)
+        for one, other in ((source.target.model, slot.target.model), (source.draft.model, slot.draft.model)):
+            assert other.kv_len == num_tokens
+            one.rollback(num_tokens)
+            rows = [model.feed([5, 6, 7], 3) and model.read(LOGITS)[0][:3].copy() for model in (one, other)]
+            assert np.array_equal(rows[0], rows[1])
+        source.close()
+        slot.close()
 
 
 # --- passes of two rows --------------------------------------------------------------------------------------------

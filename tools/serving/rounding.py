@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specrt.engines.contract import LOGITS
-from specrt.engines.interface import Array
-from specrt.runtime.model import KVCachedModel
 from specrt.runtime.runtime import Runtime
+from specrt.runtime.widths import logits_of
 
 NUM_TOKENS = 8
 # Over the largest |logit|. fp32 kernels that sum in another order differ by less; kernels that round the activations of
@@ -22,20 +20,9 @@ def needs_reproducible(runtime: Runtime) -> bool:
     slot = runtime.open_slot("none")
     try:
         model = slot.target.model
-        single = _logits(model, ids, 1)
+        single = logits_of(model, ids, 1)
         widths = {2, min(NUM_TOKENS, model.spec.max_rows)}
-        error = max(float(np.abs(_logits(model, ids, width) - single).max()) for width in widths)
+        error = max(float(np.abs(logits_of(model, ids, width) - single).max()) for width in widths)
     finally:
         slot.close()
     return not error <= TOLERANCE * float(np.abs(single).max())
-
-
-def _logits(model: KVCachedModel, ids: list[int], width: int) -> Array:
-    """[len(ids), V] f32, from passes of ``width`` tokens."""
-    model.rollback(0)
-    rows = []
-    for start in range(0, len(ids), width):
-        part = ids[start : start + width]
-        model.feed(part, len(part))
-        rows.append(np.array(model.read(LOGITS)[0][: len(part)], dtype=np.float32))
-    return np.concatenate(rows)

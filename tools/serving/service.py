@@ -178,9 +178,9 @@ class Service:
             raise refused_request(error, wanted, self.runtime) from error
 
     def prepares_quickly(self, wanted: Wanted) -> bool:
-        """Whether ``prepare`` may be called in the event loop: few short prompts, and no grammar to compile."""
-        is_plain = wanted.structure is None and wanted.tools is None
-        num_chars = sum(_num_chars(prompt) for prompt in wanted.prompts)
+        """Whether ``prepare`` may be called in the event loop: few short prompts without grammars and variables."""
+        is_plain = not (wanted.structure or wanted.tools or (wanted.chat and wanted.chat.chat_template_kwargs))
+        num_chars = sum(map(_num_chars_before_template, wanted.prompts))
         return is_plain and wanted.n * len(wanted.prompts) <= 2 and num_chars <= _QUICK_CHARS
 
     def job(self, choices: Sequence[Choice], num_prompt_tokens: int) -> Job:
@@ -220,7 +220,7 @@ class Service:
         for prompt in wanted.prompts:
             ids = self._ids(prompt, wanted)
             total += len(ids)
-            prefix = self._echo(prompt, ids) if wanted.echo else ""
+            prefix = "" if not wanted.echo else prompt if isinstance(prompt, str) else codec.decode(ids)
             for number in range(wanted.n):
                 stream = self.runtime.stream(ids, **self._seeded(options, number))
                 index = len(choices)
@@ -241,7 +241,7 @@ class Service:
         """Refuses a text that cannot fit before it is encoded, which takes memory of 100 times its size."""
         codec = self.runtime.codec
         try:
-            ids = codec.encode(prompt, wanted.chat, max_chars=self.max_model_len * codec.max_token_chars)
+            ids = codec.encode(prompt, wanted.chat, max_encoded_chars=self.max_model_len * codec.max_token_chars)
         except TextTooLongError as error:
             raise self._too_long(f"{error.num_chars} characters", wanted.is_chat) from error
         if len(ids) >= self.max_model_len:
@@ -255,9 +255,6 @@ class Service:
             "least; shorten it",
             "context_length_exceeded",
         )
-
-    def _echo(self, prompt: Prompt, ids: Sequence[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.runtime.codec.decode(ids)
 
     @staticmethod
     def _seeded(options: Mapping[str, Any], number: int) -> dict[str, Any]:
@@ -297,7 +294,7 @@ class Service:
         return counted
 
 
-def _num_chars(prompt: Prompt) -> int:
-    """The characters of a text or of messages; 0 for ids."""
+def _num_chars_before_template(prompt: Prompt) -> int:
+    """The characters of a text, or of messages as they came; 0 for ids."""
     parts = [] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, dict)]
     return len(prompt) if isinstance(prompt, str) else sum(len(str(value)) for part in parts for value in part.values())

@@ -50,7 +50,7 @@ def gradient(learner: Learner, batch: Batch) -> torch.Tensor:
     learner.module.zero_grad()
     loss = learner.loss(batch, "kl", [Agreement() for _ in range(learner.depth)])
     assert loss is not None and loss.dtype == torch.float32
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     found = [p.grad for p in learner.module.parameters() if p.requires_grad]
     assert all(values is not None and values.dtype == torch.float32 for values in found)
     return torch.cat([values.flatten() for values in found if values is not None])

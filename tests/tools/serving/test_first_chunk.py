@@ -14,7 +14,7 @@ from specrt.serving import app as app_module
 from specrt.serving import exchange as exchange_module
 from specrt.serving import service as service_module
 from specrt.serving.exchange import Exchange
-from specrt.serving.protocol.requests import completion_request
+from specrt.serving.protocol.requests import chat_request, completion_request
 from specrt.serving.service import Config, Job, Limits, Service
 from tests.tools.serving.serving import Served, events, user
 
@@ -124,8 +124,11 @@ def test_each_slot_has_read_the_beginning_of_the_template_and_opened_its_sampler
 
 def test_short_plain_prompts_are_prepared_in_the_event_loop(served: Served) -> None:
     def is_quick(**body: Any) -> bool:
-        return served.service.prepares_quickly(completion_request(body, served.service.config.defaults))
+        read = chat_request if "messages" in body else completion_request
+        return served.service.prepares_quickly(read(body, served.service.config.defaults))
 
     assert is_quick(prompt="x" * 2048) and is_quick(prompt=[1, 2], n=2)
     assert not is_quick(prompt="x" * 2049) and not is_quick(prompt=["x"] * 3) and not is_quick(prompt="x", n=3)
     assert not is_quick(prompt="x", structured_outputs={"regex": "a"})
+    chat = {"messages": user("x")}
+    assert is_quick(**chat) and not is_quick(**chat, chat_template_kwargs={"documents": [{"text": "x" * 9000}]})

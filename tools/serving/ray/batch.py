@@ -24,6 +24,8 @@ from specrt.serving.batch_files import Answers, Request
 from specrt.serving.source import Source
 
 CONNECT_S = 10.0
+_NO_ADDRESS = ("auto", "local")
+_AUTH_MODE = "RAY_AUTH_MODE"  # without it Ray sends no token to an address that is given
 BLOCKS_AT_A_TIME = 2  # of an actor: the second fills the places that the first's last requests leave
 
 
@@ -50,16 +52,19 @@ def connected(address: str) -> Iterator[None]:
 
     Raises ``BackendError``.
     """
-    hint = "start one with 'ray start --head', or use 'local'"
+    problem, hint = "no cluster at", "start one with 'ray start --head', or use 'local'"
     try:
         _check(address)
+        if address not in _NO_ADDRESS:
+            problem = "cannot join the cluster at"
+            hint = f"if its nodes have a token, set {_AUTH_MODE}=token, or use 'auto' on one of them"
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, handler)  # Ray's ends with another exit code
     except (RayError, OSError, RuntimeError, ValueError) as error:
-        raise BackendError(f"--ray: no cluster at {address!r} ({kind_and_line(error)}); {hint}") from error
+        raise BackendError(f"--ray: {problem} {address!r} ({kind_and_line(error)}); {hint}") from error
     try:
         yield
     finally:
@@ -68,7 +73,7 @@ def connected(address: str) -> Iterator[None]:
 
 def _check(address: str) -> None:
     """Raise ``OSError`` or ``ValueError`` unless something listens there. Ray would try for many minutes."""
-    if address in ("auto", "local"):
+    if address in _NO_ADDRESS:
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
