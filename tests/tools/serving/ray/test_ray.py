@@ -128,10 +128,10 @@ def test_a_client_that_leaves_ends_its_request(client: httpx.Client) -> None:
 def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
     """Two requests at a time are not too many for a replica; the next ones go to the other, and come back later.
 
-    Each of the two has a place at once, since Ray Serve forgets after 10 s what it has counted.
+    The texts of each take long enough for the answers of the others.
     """
     first = complete(client, "a", max_tokens=1, session="s")[1]
-    body = {"prompt": "a", "max_tokens": LONG, "num_speculative_tokens": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": "a", "max_tokens": LONG, "n": 8, "ignore_eos": True, "stream": True}
     with ExitStack() as running:
         for _ in range(2):
             asked = client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": "s"})
