@@ -131,7 +131,7 @@ def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
     The texts of each take long enough for the answers of the others.
     """
     first = complete(client, "a", max_tokens=1, session="s")[1]
-    body = {"prompt": "a", "max_tokens": LONG, "n": 8, "ignore_eos": True, "stream": True}
+    body = {"prompt": "a", "max_tokens": LONG, "n": 16, "num_speculative_tokens": 0, "ignore_eos": True, "stream": True}
     with ExitStack() as running:
         for _ in range(2):
             asked = client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": "s"})
