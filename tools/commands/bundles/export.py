@@ -34,9 +34,7 @@ def _taps(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option(
     "--num-speculative-tokens", "-k", default=5, show_default=True, help="K, the most drafted tokens per round."
 )
-@click.option(
-    "--max-seq-len", type=int, help="Context in tokens, 48 or more. [default: 2048, or the model's where shorter]"
-)
+@click.option("--max-seq-len", type=int, help="Context in tokens. [default: 2048, or the model's where shorter]")
 @click.option("--prefill-chunk", default=512, show_default=True, help="Prompt tokens of one pass.")
 @click.option("--dtype", help="Weights and KV of the target: fp32, fp16 or bf16. [default: fp32; on a GPU fp16]")
 @click.option("--draft-dtype", help="Weights and KV of the draft. [default: --dtype]")
