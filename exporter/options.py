@@ -35,7 +35,6 @@ SKIP = "skip"
 HEAD = "eagle3"
 NORMS = ("none", "fc", "fc-each", "residual", "output")
 DEFAULT_MAX_SEQ_LEN = 2048
-MIN_SEQ_LEN = 48  # the reference text that each graph is run on has this many ids
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.num_speculative_tokens <= 32:
             raise UsageError(f"--num-speculative-tokens {self.num_speculative_tokens}: expected 1 to 32")
-        if self.max_seq_len is not None and self.max_seq_len < MIN_SEQ_LEN:
-            raise UsageError(f"--max-seq-len {self.max_seq_len}: expected {MIN_SEQ_LEN} or more")
+        if self.max_seq_len is not None and self.max_seq_len < 16:
+            raise UsageError(f"--max-seq-len {self.max_seq_len}: expected 16 or more")
         if self.prefill_chunk < self.num_speculative_tokens + 2:
             raise UsageError(f"--prefill-chunk {self.prefill_chunk}: expected at least K + 2")
         if self.backend not in DIALECTS:

@@ -9,11 +9,11 @@ from typing import Protocol
 import psutil
 
 from specrt.engines.contract import ITEM_BYTES, ONNXRUNTIME_DIALECT, STANDARD_DIALECTS, ModelSpec
-from specrt.engines.errors import UnsupportedModelError, UsageError
+from specrt.engines.errors import UsageError
 from specrt.engines.progress import Progress
 from specrt.exporter.bundle import check_disk
 from specrt.exporter.heads.taps import check_taps
-from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, MIN_SEQ_LEN, ExportOptions
+from specrt.exporter.options import DEFAULT_MAX_SEQ_LEN, ExportOptions
 from specrt.exporter.quantization.blocks import QUANTIZATIONS
 from specrt.exporter.quantization.qdq import LAYOUTS
 from specrt.exporter.sources.source import Source
@@ -68,17 +68,9 @@ class ModelPlan:
 
 
 def plan_model(role: str, source: Source, options: ExportOptions) -> ModelPlan:
-    """The plan of ``target`` or ``draft``.
-
-    Raises ``UsageError`` for options that do not fit the model, and ``UnsupportedModelError`` for too short a context.
-    """
+    """The plan of ``target`` or ``draft``. Raises ``UsageError`` for options that do not fit the model."""
     observation = observe(source.config, options.trust_remote_code)
     longest = observation.max_position_embeddings
-    if longest and longest < MIN_SEQ_LEN:
-        raise UnsupportedModelError(
-            f"{source.name}: its context is {longest} tokens, expected {MIN_SEQ_LEN} or more, which are needed to "
-            "compare a graph with torch; choose a model with a longer one"
-        )
     wanted = options.max_seq_len or DEFAULT_MAX_SEQ_LEN
     if role == "target" and options.max_seq_len and longest and options.max_seq_len > longest:
         raise UsageError(

@@ -22,9 +22,8 @@ from specrt.engines.errors import ParityError
 from specrt.engines.interface import Array, write_pass
 from specrt.engines.manifest import LOGITS_TOLERANCE, Parity
 from specrt.engines.ort.cpu import OrtEngine
-from specrt.exporter.options import MIN_SEQ_LEN
 
-NUM_POSITIONS = MIN_SEQ_LEN
+NUM_POSITIONS = 48
 MIN_DISTINCT_IDS = 16
 MAX_QUANTIZATION_KL = 1.0
 MAX_FEATURE_ERROR = 0.5  # of their norm, for quantized weights; those of another layer are further away

@@ -15,7 +15,6 @@ import specrt
 from specrt.engines.manifest import manifest_from_bundle
 from specrt.engines.samplers import SAMPLER_NAMES
 from specrt.engines.storage.integrity import check_files
-from specrt.exporter.options import MIN_SEQ_LEN
 from specrt.exporter.parity.reference import graph_logits
 from tests.exporter.tiny_pair import MAX_SEQ_LEN, K, load_samplers
 
@@ -35,7 +34,7 @@ def test_the_manifest_describes_the_bundle(pair: Path, models: dict[str, Path]) 
     assert (pair / "target" / "LICENSE").read_text() == "a licence\n"
     assert manifest.draft.kind == "model"
     assert manifest.draft.model is not None
-    assert manifest.draft.model.spec.max_seq_len == MIN_SEQ_LEN
+    assert manifest.draft.model.spec.max_seq_len == 64
     assert manifest.target.spec.capacity == MAX_SEQ_LEN + K
     assert manifest.target.parity.argmax_agreement == 1.0
     assert manifest.target.bytes_per_pass < manifest.target.weights_bytes
@@ -76,7 +75,7 @@ def test_reference_logits_are_reproduced_without_torch(pair: Path) -> None:
 def test_moved_bundle_generates_the_models_own_ids(
     pair: Path, models: dict[str, Path], draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another working directory, after a move; over the draft's shorter context and to the target's end."""
+    """From another working directory, after a move; over the draft's shorter context (64) and to the target's end."""
     moved = tmp_path / "else where"
     shutil.copytree(pair, moved)
     monkeypatch.chdir(tmp_path)

@@ -67,14 +67,11 @@ def _broken(case: str, models: dict[str, Path], root: Path) -> tuple[dict[str, P
     if case == "recurrent state":
         config = MambaConfig(vocab_size=320, hidden_size=64, num_hidden_layers=2)
         return {"target": save_tiny_model(root / "mamba", config)}, {}
-    if case == "context of 47":
-        return {"target": save_tiny_model(root / "short", max_position_embeddings=47)}, {"max_seq_len": None}
     if case == "draft of another family":
         return models, {"draft": str(_other_family(models, root / "other"))}
     options: dict[str, dict[str, Any]] = {
         "K of 0": {"num_speculative_tokens": 0},
         "context beyond the model's": {"max_seq_len": 100_000},
-        "47 tokens of context": {"max_seq_len": 47},
         "bf16 on the CPU": {"dtype": "bf16"},
         "fp32 with TensorRT": {"dtype": "fp32", "backend": "tensorrt-rtx"},
         "w8a8 with TensorRT": {"quantize": "w8a8", "backend": "tensorrt-rtx"},
@@ -93,11 +90,9 @@ REFUSALS: dict[str, type[SpecrtError]] = {
     "not a GGUF file": SourceError,
     "revision of a local path": SourceError,
     "recurrent state": UnsupportedModelError,
-    "context of 47": UnsupportedModelError,
     "draft of another family": PairError,
     "K of 0": UsageError,
     "context beyond the model's": UsageError,
-    "47 tokens of context": UsageError,
     "bf16 on the CPU": UsageError,
     "fp32 with TensorRT": UsageError,
     "w8a8 with TensorRT": UsageError,

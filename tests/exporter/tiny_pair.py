@@ -11,7 +11,7 @@ from specrt.engines.manifest import Manifest, ModelEntry
 from specrt.engines.ort.cpu import OrtEngine
 from specrt.engines.samplers import sampler_contract
 from specrt.exporter.export import export
-from specrt.exporter.options import MIN_SEQ_LEN, ExportOptions
+from specrt.exporter.options import ExportOptions
 from tests.tiny import save_tiny_model
 
 K = 4
@@ -25,11 +25,11 @@ def set_generation_config(folder: Path, **changes: Any) -> None:
 
 
 def save_models(root: Path) -> None:
-    """A tiny ``target`` and a smaller ``draft`` for it, with the shortest context that can be exported."""
+    """A tiny ``target`` and a smaller ``draft`` for it."""
     target = save_tiny_model(root / "target")
     (target / "LICENSE").write_text("a licence\n")
     set_generation_config(target, do_sample=True, temperature=0.6, top_k=20)
-    save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=MIN_SEQ_LEN)
+    save_tiny_model(root / "draft", num_hidden_layers=1, hidden_size=32, max_position_embeddings=64)
 
 
 def export_tiny(models: dict[str, Path], output: Path, **changes: Any) -> Manifest:
