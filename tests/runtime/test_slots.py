@@ -276,7 +276,7 @@ def test_four_threads_answer_as_one(open_bundle: Open, runtime: Runtime, models:
 
 def test_memory_that_is_touched_is_resident_before_it_is_used() -> None:
     """Zeroed memory is not: the system provides its pages when they are written."""
-    spec = fake_spec(max_seq_len=16 << 20)  # 64 MB of keys and as much of values, which the allocator takes from the system
+    spec = fake_spec(max_seq_len=16 << 20)  # 64 MB of keys and of values: beyond what the allocator keeps
     model = KVCachedModel(FakeEngine(spec, lambda prefix: 0), spec)
     part = SlotModel(model, SamplerEngines(lambda name: FakeSampler(spec)))
     before = resident_bytes()
