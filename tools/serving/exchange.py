@@ -26,6 +26,8 @@ _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache
 _SSE_HEADERS += [(b"x-accel-buffering", b"no")]
 _JSON = (b"content-type", b"application/json")
 
+# After the first chunk is sent: a client on this machine reads it before the next pass takes all cores.
+_CLIENT_S = 0.0004
 _SECONDS_TO_READ = 10.0  # for a client that reads slowly, after the deadline of its request
 
 
@@ -107,8 +109,8 @@ class Exchange:
                     is_begun = True
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-                if delta.token_ids:
-                    self._job.first_sent.set()
+                if delta.token_ids and not self._job.first_sent.is_set():
+                    asyncio.get_running_loop().call_later(_CLIENT_S, self._job.first_sent.set)
             last = event(self._answer.usage_chunk(self._job.choices)) if self._wanted.include_usage else b""
         except ApiError as error:
             last = event(error.as_dict())

@@ -61,6 +61,24 @@ def test_without_the_wait_rounds_go_on(served: Served, monkeypatch: pytest.Monke
     assert tokens_at_first_chunk(served, monkeypatch) > 1
 
 
+def test_a_client_on_this_machine_has_time_to_read(patient: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round waits for the chunk, and then for the client."""
+    monkeypatch.setattr(exchange_module, "_CLIENT_S", 0.3)
+    times, stream = list[float](), Exchange._stream
+
+    async def watched(self: Exchange, send: Any) -> None:
+        async def seen(message: Any) -> None:
+            await send(message)
+            times.append(time.monotonic())
+
+        await stream(self, seen)
+
+    monkeypatch.setattr(Exchange, "_stream", watched)
+    events(patient.post("/v1/chat/completions", messages=user("a" * 40), stream=True))
+    _, first, second, *_ = times  # of the head, and of two chunks
+    assert second - first > 0.25
+
+
 @pytest.mark.parametrize("is_early", [False, True], ids=["", "control"])
 def test_the_event_loop_has_nothing_to_do_when_the_pass_begins(
     served: Served, monkeypatch: pytest.MonkeyPatch, is_early: bool
