@@ -132,11 +132,14 @@ def test_a_busy_replica_comes_after_the_other(client: httpx.Client) -> None:
     """
     first = complete(client, "a", max_tokens=1, session="s")[1]
     body = {"prompt": "a", "max_tokens": LONG, "n": 16, "num_speculative_tokens": 0, "ignore_eos": True, "stream": True}
+    reading = []  # a reader that is forgotten closes its connection
     with ExitStack() as running:
         for _ in range(2):
             asked = client.stream("POST", "/v1/completions", json=body, headers={"x-session-id": "s"})
             response = running.enter_context(asked)
-            next(response.iter_lines())  # now the gateway has counted it
+            assert response.status_code == 200, response.read()
+            reading.append(response.iter_lines())
+            next(reading[-1])  # now the gateway has counted it
             assert response.headers["x-specrt-replica"] == first
         assert first not in {complete(client, "a", max_tokens=1, session="s")[1] for _ in range(2)}
     wait_until(lambda: complete(client, "a", max_tokens=1, session="s")[1] == first)
