@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import importlib.metadata
 import itertools
 from dataclasses import dataclass, replace
@@ -198,7 +197,6 @@ def _write_models(plans: list[ModelPlan], folder: Path, progress: Progress, head
         graphs += [traced, graph]
     release_weights(model, graphs)
     del model, graphs, traced, graph
-    gc.collect()
     return written
 
 

@@ -12,8 +12,8 @@ from tests.progress import KeptProgress
 K = 4
 DIALECTS: dict[str, dict[str, str]] = {
     "onnxruntime": {"backend": "onnxruntime", "dtype": "fp16"},
-    "standard": {"backend": "tensorrt-rtx"},
-    "standard-22": {"backend": "tensorrt", "tensorrt_version": "10.3"},
+    "standard": {"backend": "tensorrt-rtx", "dtype": "fp16"},
+    "standard-22": {"backend": "tensorrt", "dtype": "fp16", "tensorrt_version": "10.3"},
 }
 PROMPTS = ([5, 18, 31, 44, 57], [7, 200, 31, 18, 5, 18, 31, 300, 12, 44, 5, 18, 9, 10, 11, 12, 13, 14, 15, 16])
 
@@ -84,7 +84,7 @@ def head_bundle(exports: Exports, **options: Any) -> Path:
 
     pair = head_pair(exports)
     wanted = {"num_speculative_tokens": K, "max_seq_len": 256, "prefill_chunk": 16, **options}
-    place = pair.target.parent / f"bundle-{digest(wanted)}"
+    place = exports.folder / f"head-bundle-{digest(wanted)}"
 
     def make(output: Path) -> None:
         progress = KeptProgress()
