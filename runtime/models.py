@@ -16,6 +16,8 @@ from specrt.runtime.widths import require_equal_widths
 class Models:
     """Target and draft on ``target``, the target's backend, and on the draft's, by default the same.
 
+    ``places`` are backend and device of both, as text.
+
     Raises ``UsageError`` for a backend or device of a draft that the bundle does not have, or that is a head.
     """
 
@@ -33,6 +35,7 @@ class Models:
         self._has_head = entry.spec.reads_features
         drafting = self._open_draft_backend(draft_backend, draft_device)
         self.backends = [target, *([] if drafting is target else [drafting])]
+        self.places = (f"{target.name} on {target.device}", f"{drafting.name} on {drafting.device}")
         self.shares_memory = drafting.device == target.device
         self._target = LoadedModel(target, manifest.target)
         if target.name in RUNS_BUNDLES_OF:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from specrt.engines.backends import open_backend
-from specrt.engines.errors import SpecrtError, UsageError
+from specrt.engines.errors import UsageError
 from specrt.engines.manifest import Manifest, manifest_from_bundle
 from specrt.engines.processor import available_cores
 from specrt.engines.progress import SILENT, Progress
@@ -92,10 +92,11 @@ class Runtime:
         self.codec = TextCodec.from_bundle(bundle, self.manifest.tokenizer, self._vocab_size)
         self._grammars = Grammars(self._vocabulary, self.manifest.eos_token_ids)
         self._models = Models(bundle, self.manifest, opened, threads, draft_backend, draft_device)
+        self.places = self._models.places
         self._pool = SlotPool(self._models.new_slot)
         entry = draft.model or target
         slopes = (_SLOPES[target.quantization != "none"], _SLOPES[entry.quantization != "none"])
-        tuning = tuning_for(bundle, self.backend, threads or available_cores(), warnings.warn)
+        tuning = tuning_for(bundle, self.places, threads or available_cores(), warnings.warn)
         self.estimates = OnlineEstimates.of(
             self.manifest.num_speculative_tokens,
             slopes,
@@ -253,7 +254,9 @@ class Runtime:
         slot = self._pool.take(completion.tokens, _min_width(completion.settings))
         try:
             yield from self.rounds(slot, completion, stats)
-        except SpecrtError:
+        except GeneratorExit:  # between two rounds, where the caller stopped
+            raise
+        except BaseException:  # it is unknown what was done of the round
             slot.forget()
             raise
         finally:

@@ -59,9 +59,11 @@ class SlotModel:
         self.model.rollback(self.model.reusable(prompt, self.model.min_width))
 
     def copy_prefix(self, source: SlotModel, prompt: Sequence[int], min_width: int) -> None:
-        """Copy from ``source`` what its cache shares with ``prompt``, where that can be done."""
-        if self.model.can_copy:
-            self.model.copy_prefix(source.model, source.model.reusable(prompt, max(min_width, self._min_width)))
+        """Copy from ``source`` what its cache shares with ``prompt``, where that can be done and is more than here."""
+        width = max(min_width, self._min_width)
+        num_tokens = source.model.reusable(prompt, width)
+        if self.model.can_copy and num_tokens > self.model.reusable(prompt, width):
+            self.model.copy_prefix(source.model, num_tokens)
 
     def touch(self) -> None:
         """Write the memory of a new, empty cache on the CPU. Else the system provides a page at its first use."""

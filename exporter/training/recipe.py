@@ -34,11 +34,18 @@ class TextRecipe:
             raise UsageError(f"--tokens {self.num_tokens}: expected 1 or more")
         _check_minutes(self.minutes, "text")
 
+    @property
+    def budget(self) -> int:
+        """Tokens of the text, or seconds of writing."""
+        return self.num_tokens if self.num_tokens is not None else round((self.minutes or 0) * 60)
+
+    def reached(self, num_tokens: int, seconds: float) -> int:
+        """How much of ``budget`` a text of ``num_tokens``, written in ``seconds``, is."""
+        return min(self.budget, num_tokens if self.num_tokens is not None else int(seconds))
+
     def is_met_by(self, num_tokens: int, seconds: float) -> bool:
         """Whether a text of ``num_tokens``, written in ``seconds``, is all that is wanted."""
-        if self.num_tokens is not None:
-            return num_tokens >= self.num_tokens
-        return seconds >= round((self.minutes or 0) * 60)
+        return self.reached(num_tokens, seconds) >= self.budget
 
     def with_short_prompts(self, context: int) -> TextRecipe:
         """For a model of this context: the prompts that it writes take a quarter of it at most."""

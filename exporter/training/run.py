@@ -26,7 +26,8 @@ from specrt.exporter.training.trainer import State, Trainer, check_text, seconds
 from specrt.exporter.training.vocabulary import DraftVocabulary, choose_ids
 
 SETTINGS = "settings.json"
-_HELD_OUT_OF_ALL_IDS = 4_000  # tokens of an evaluation, which takes as long as two steps where all ids are drafted
+_HELD_OUT = 12_000  # tokens of an evaluation
+_HELD_OUT_OF_ALL_IDS = 4_000  # where all ids are drafted: there an evaluation takes as long as two steps
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _train(
     recipe: TrainRecipe,
     folder: Path,
     progress: Progress,
-    held_out_tokens: int = 12_000,
+    held_out_tokens: int = _HELD_OUT,
 ) -> State:
     batches = Batches(store, Packing.of(store, recipe.tokens_per_step), recipe.seed, target.device)
     trainer = Trainer(learner, batches, recipe, folder, held_out_tokens)

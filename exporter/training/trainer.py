@@ -74,7 +74,7 @@ class Trainer:
     """
 
     def __init__(
-        self, learner: Learner, batches: Batches, recipe: TrainRecipe, folder: Path, held_out_tokens: int = 12_000
+        self, learner: Learner, batches: Batches, recipe: TrainRecipe, folder: Path, held_out_tokens: int
     ) -> None:
         self._learner, self._batches, self._recipe, self._folder = learner, batches, recipe, folder
         self._parameters = {n: p for n, p in learner.module.named_parameters() if p.requires_grad}

@@ -101,25 +101,20 @@ class TextWriter:
 
         Answers that the end or a signal cuts off are stored as well.
         """
-        recipe = self._recipe
-        budget = recipe.num_tokens if recipe.num_tokens is not None else round((recipe.minutes or 0) * 60)
-        progress.step("writing text", total=budget)
+        progress.step("writing text", total=self._recipe.budget)
         working: list[_Lane] = []
         started = time.monotonic() - store.seconds
         with self._writing() as rows, store.interruptible(lambda: self._keep(store, working, started)):
-            clipped = self._write(store, rows, working, started, budget, progress)
+            clipped = self._write(store, rows, working, started, progress)
             clipped += self._keep(store, working, started)
         if clipped:
             progress.note(f"{clipped} values of hidden states were beyond the range of fp16 and were clipped")
 
-    def _write(
-        self, store: Store, rows: TappedRows, working: list[_Lane], started: float, budget: int, progress: Progress
-    ) -> int:
-        """Write with the lanes ``working`` until ``budget`` is reached; return how many values were clipped."""
+    def _write(self, store: Store, rows: TappedRows, working: list[_Lane], started: float, progress: Progress) -> int:
+        """Write with the lanes ``working`` until the recipe's end; return how many values were clipped."""
         done = {entry.number for entry in store.entries}
         shown, clipped, number = 0, 0, 0
-        is_counted = self._recipe.num_tokens is not None
-        while (store.num_tokens if is_counted else store.seconds) < budget:
+        while not self._recipe.is_met_by(store.num_tokens, store.seconds):
             while len(working) < self._recipe.num_lanes:
                 if number not in done:
                     working.append(self._begin(self._outlines(number), len(working), rows))
@@ -134,10 +129,10 @@ class TextWriter:
                     working[index] = self._begin(self._outlines(number), index, rows)
                     number += 1
             num_tokens = store.num_tokens + sum(len(lane.ids) - 1 for lane in working if lane.is_of_use)
-            reached = min(budget, num_tokens if is_counted else int(seconds))
+            reached = self._recipe.reached(num_tokens, seconds)
             progress.advance(max(0, reached - shown))
             shown = max(shown, reached)
-            if reached >= budget:
+            if reached == self._recipe.budget:
                 break
         return clipped
 

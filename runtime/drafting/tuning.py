@@ -39,13 +39,14 @@ def tuning_path(bundle: Path) -> Path:
     return bundle.with_name(f"{bundle.name}.tuning.json")
 
 
-def fingerprint(bundle: Path, backend: str, threads: int) -> dict[str, str]:
-    """What a measurement depends on, by name."""
+def fingerprint(bundle: Path, places: tuple[str, str], threads: int) -> dict[str, str]:
+    """What a measurement depends on, by name. ``places`` are backend and device of target and draft."""
     return {
         "bundle": hashlib.sha256((bundle / MANIFEST_NAME).read_bytes()).hexdigest()[:16],
         "cpu": cpu_name(),
         "threads": str(threads),
-        "backend": backend,
+        "backend": places[0],
+        "draft_backend": places[1],
         "specrt": _version("specrt"),
         "onnxruntime": _version("onnxruntime"),
     }
@@ -57,7 +58,7 @@ def write_tuning(bundle: Path, tuning: Tuning) -> None:
 
 
 def tuning_for(
-    bundle: Path, backend: str, threads: int, report: Callable[[str], None] = lambda line: None
+    bundle: Path, places: tuple[str, str], threads: int, report: Callable[[str], None] = lambda line: None
 ) -> Tuning | None:
     """The tuning of ``bundle`` if it is valid here. ``report`` gets a line about one that is not."""
     path = tuning_path(bundle)
@@ -68,7 +69,7 @@ def tuning_for(
     except (OSError, ValueError) as error:
         report(f"{path}: not used, it cannot be read ({error}); measure again with 'specrt tune {bundle}'")
         return None
-    here = fingerprint(bundle, backend, threads)
+    here = fingerprint(bundle, places, threads)
     differing = [name for name, value in here.items() if tuning.fingerprint.get(name) != value]
     if differing:
         name = differing[0]

@@ -135,6 +135,20 @@ def test_a_copied_prefix_gives_the_same_bits(tiny_bundle: Path, num_tokens: int)
         slot.close()
 
 
+def test_a_copied_prefix_is_not_shorter_than_the_one_it_replaces(tiny_bundle: Path) -> None:
+    """Target and draft may have read different parts of a text: a round without the draft does not feed it."""
+    ids = [(7 * i) % 60 + 1 for i in range(44)]
+    with load(tiny_bundle, threads=1) as runtime:
+        source, slot = runtime.open_slot("self"), runtime.open_slot("self")
+        assert source.draft is not None and slot.draft is not None
+        for part, num_tokens in ((source.target, 40), (source.draft, 5), (slot.target, 10), (slot.draft, 30)):
+            part.model.feed(ids[:num_tokens], 1)
+        slot.copy_prefix(source, ids, 1)
+        assert (slot.target.model.kv_len, slot.draft.model.kv_len) == (40, 30)
+        source.close()
+        slot.close()
+
+
 # --- passes of two rows --------------------------------------------------------------------------------------------
 
 

@@ -121,12 +121,11 @@ class BundleWriter:
 
         An answer that a signal cuts off is stored as well.
         """
-        is_counted = self._recipe.num_tokens is not None
-        budget = self._recipe.num_tokens or round((self._recipe.minutes or 0) * 60)
+        budget = self._recipe.budget
         progress.step("writing text", total=budget)
         done = {entry.number for entry in store.entries}
         started, shown, number, clipped = time.monotonic() - store.seconds, 0, 0, 0
-        while (reached := int(store.num_tokens if is_counted else store.seconds)) < budget:
+        while (reached := self._recipe.reached(store.num_tokens, store.seconds)) < budget:
             progress.advance(reached - shown)
             shown = reached
             while number in done:

@@ -155,7 +155,7 @@ def _say_needs(
     from specrt.exporter.bundle import check_disk
     from specrt.exporter.training.store import row_bytes
 
-    num_tokens = recipe.num_tokens or round(tokens_per_s * (recipe.minutes or 0) * 60)
+    num_tokens = recipe.num_tokens or round(tokens_per_s * recipe.budget)
     needed = num_tokens * row_bytes(target.hidden_size, len(target.taps))
     progress.note(
         f"text: about {num_tokens} tokens in {num_tokens / tokens_per_s / 60:.1f} min by {how}; "

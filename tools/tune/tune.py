@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -59,12 +60,15 @@ class Count:
         )
 
 
-def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens: int) -> Tuning:
-    """Measure, store the tuning next to the bundle, and return it. Raises ``ResourceError`` if it cannot be written."""
+def tune(bundle: Path, prompts: Path | None, max_new_tokens: int, **place: Any) -> Tuning:
+    """Measure, store the tuning next to the bundle, and return it. Raises ``ResourceError`` if it cannot be written.
+
+    ``place`` are arguments of ``Runtime``: where target and draft run, and the threads.
+    """
     path = tuning_path(bundle)
     check_writable(path, HINT, "the tuning")
     encoded = encode_own_or_ours(prompts, bundle, checked_manifest(bundle), max_new_tokens)
-    with Runtime(bundle, threads=threads) as runtime:
+    with Runtime(bundle, **place) as runtime:
         with shown_steps(2 + len(encoded)) as progress:
             progress.step("passes of the target")
             target_ms = time_target(runtime, PAST, REPEATS)
@@ -72,7 +76,7 @@ def tune(bundle: Path, prompts: Path | None, threads: int | None, max_new_tokens
             draft_ms = time_draft(runtime, PAST, REPEATS, DRAFT_WIDTHS)
             acceptance = _acceptance(runtime, encoded, max_new_tokens, progress)
         tuning = Tuning(
-            fingerprint=fingerprint(bundle, runtime.backend, threads or available_cores()),
+            fingerprint=fingerprint(bundle, runtime.places, place.get("threads") or available_cores()),
             created_utc=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             target_ms={str(width): round(ms, 3) for width, ms in target_ms.items()},
             draft_ms={str(width): round(ms, 3) for width, ms in draft_ms.items()},

@@ -46,7 +46,7 @@ def trainer(target: TrainingTarget, store: Store, num_steps: int, folder: Path) 
     learner = HeadLearner(head, target, torch.from_numpy(vocabulary.ids), 3, 0.8)
     batches = Batches(store, Packing.of(store, 256), 0, torch.device("cpu"))
     folder.mkdir(exist_ok=True)
-    return Trainer(learner, batches, recipe(num_steps), folder)
+    return Trainer(learner, batches, recipe(num_steps), folder, held_out_tokens=12_000)
 
 
 def test_a_trained_head_beats_the_untrained_one(target: TrainingTarget, store: Store, tmp_path: Path) -> None:

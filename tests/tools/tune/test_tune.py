@@ -18,6 +18,8 @@ from specrt.runtime.drafting.tuning import Tuning, fingerprint, tuning_for, tuni
 from specrt.tools.cli import main
 from specrt.tools.tune.tune import Count, _count_lookups, tune
 
+PLACES = ("onnxruntime on cpu", "onnxruntime on cuda")
+
 
 def counts_of(tokens: list[int], num_prompt: int, k: int) -> dict[str, Count]:
     counts = {source: Count([0] * k, [0] * k) for source in ASSUMED}
@@ -69,20 +71,20 @@ def test_generation_goes_by_the_tuning(tiny_bundle: Path, tmp_path: Path) -> Non
 def stored(tiny_bundle: Path, tmp_path: Path) -> tuple[Path, Tuning]:
     bundle = tmp_path / "bundle"
     bundle.symlink_to(tiny_bundle)
-    tuning = Tuning(fingerprint(bundle, "onnxruntime", 1), "", {"1": 1.0}, {}, {})
+    tuning = Tuning(fingerprint(bundle, PLACES, 1), "", {"1": 1.0}, {}, {})
     write_tuning(bundle, tuning)
     return bundle, tuning
 
 
-@pytest.mark.parametrize("name", ["bundle", "cpu", "threads", "backend", "specrt", "onnxruntime"])
+@pytest.mark.parametrize("name", ["bundle", "cpu", "threads", "backend", "draft_backend", "specrt", "onnxruntime"])
 def test_a_tuning_of_another_place_is_not_used_and_reported(stored: tuple[Path, Tuning], name: str) -> None:
     bundle, tuning = stored
-    assert tuning_for(bundle, "onnxruntime", 1) == tuning
+    assert tuning_for(bundle, PLACES, 1) == tuning
     data = to_json(tuning)
     data["fingerprint"][name] = "another"
     tuning_path(bundle).write_text(json.dumps(data))
     reported: list[str] = []
-    assert tuning_for(bundle, "onnxruntime", 1, reported.append) is None
+    assert tuning_for(bundle, PLACES, 1, reported.append) is None
     assert len(reported) == 1 and f"measured with {name} another" in reported[0] and "specrt tune" in reported[0]
 
 
@@ -91,14 +93,14 @@ def test_a_file_that_is_no_tuning_is_not_used_and_reported(stored: tuple[Path, T
     bundle, _ = stored
     tuning_path(bundle).write_text(content, encoding="latin-1")
     reported: list[str] = []
-    assert tuning_for(bundle, "onnxruntime", 1, reported.append) is None
+    assert tuning_for(bundle, PLACES, 1, reported.append) is None
     assert len(reported) == 1 and "cannot be read" in reported[0]
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ResourceError, match=r"tuning cannot be written there"):
-        tune(tiny_bundle, None, 1, 8)
+        tune(tiny_bundle, None, 8, threads=1)
 
 
 def test_times_are_printed_with_the_best_k(stored: tuple[Path, Tuning], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from specrt.tools.terminal.options import AS_JSON, PROMPTS, THREADS
+from specrt.tools.prompting.options import place_options
+from specrt.tools.terminal.options import AS_JSON, PROMPTS
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @PROMPTS
-@THREADS
 @click.option("--max-new-tokens", type=click.IntRange(8), default=48, show_default=True, help="After each prompt.")
+@place_options
 @AS_JSON
 def tune(bundle: Path, as_json: bool, **options: Any) -> None:
     """Measure passes and drafts of BUNDLE on this machine, so that each round's K is chosen well from the start.
