@@ -18,7 +18,7 @@ from tests.exports import Exports
 os.environ.setdefault("SPECRT_DEBUG", "1")  # a fault of ours shows its traceback, not one line
 
 # Many objects live as long as the run: modules, tests. Python would walk all of them about once an export.
-gc.set_threshold(50_000, 10, 10)
+gc.set_threshold(2_000, 10, 200)
 
 settings.register_profile("specrt", deadline=None, max_examples=30, derandomize=os.environ.get("CI") == "true")
 settings.register_profile("thorough", deadline=None, max_examples=300)

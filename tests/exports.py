@@ -33,9 +33,13 @@ def made_once(place: Path, make: Callable[[Path], object]) -> Path:
 
 
 def _state_of(place: Path) -> dict[str, list[int]]:
-    """Size in bytes and time of the last change in ns of each file below ``place``, or of that file."""
+    """Size in bytes and time of the last change in ns of each file below ``place``, or of that file.
+
+    Bundles that were made later next to their model do not count.
+    """
     files = {file.relative_to(place).as_posix(): file.stat() for file in (place, *place.rglob("*")) if file.is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in files.items()}
+    own = {name: stat for name, stat in files.items() if not name.startswith("bundle-")}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in own.items()}
 
 
 class Exports:

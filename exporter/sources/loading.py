@@ -20,6 +20,7 @@ from specrt.exporter.sources.checkpoint import Checkpoint, GgufCheckpoint
 from specrt.exporter.sources.diagnosis import describe_missing, describe_unread
 from specrt.exporter.sources.fingerprint import Fingerprint, fingerprint_of, raw_bytes
 from specrt.exporter.sources.gguf.mapping import map_gguf_names
+from specrt.exporter.sources.gguf.reader import quick_reader
 from specrt.exporter.sources.mapping import FileMap, TensorMap, map_names
 from specrt.exporter.sources.source import Source, reading
 from specrt.exporter.sources.unread import is_computed_buffer, split_unread
@@ -74,7 +75,7 @@ def _from_pretrained(source: Source, checkpoint: Checkpoint, dtype: torch.dtype)
         "ignore_mismatched_sizes": True,  # reported by the loading info, and refused with the shapes
         "adapter_kwargs": _NO_ADAPTER,
     }
-    with reading(source.name), torch.no_grad():
+    with reading(source.name), torch.no_grad(), quick_reader():
         if source.decode is None:
             load = partial(_model_class().from_pretrained, source.location, **source.options)
         else:

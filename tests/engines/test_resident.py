@@ -40,7 +40,7 @@ print(json.dumps(anonymous_bytes() - before))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
 def test_onnxruntime_takes_the_predicted_memory(dtype: str, tmp_path: Path) -> None:
     """A model large enough that its weights, some tens of MB, stand out from what a session takes anyway."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_hidden_layers": 4}
