@@ -10,6 +10,8 @@ SOURCES := specrt engines runtime exporter tools tests
 
 # An isolated build would not heed constraints.txt, so setuptools is installed first and builds are not isolated.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Most of the code in .venv, and hardly imported.
+UNCOMPILED := 'transformers/models/|/tests?/|torch/(testing|_inductor|distributed)|/(pip|setuptools)/'
 MYPY := ../../$(BIN)/mypy --cache-dir ../../.mypy_cache --explicit-package-bases --no-error-summary
 
 .DEFAULT_GOAL := help
@@ -27,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt setuptools
 	@$(PIP) install --no-compile -c constraints.txt --no-build-isolation -e '.[cpu,export,test]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; pip uses one
+	@$(BIN)/python -m compileall -qq -j 0 -x $(UNCOMPILED) $(VENV)/lib || true  # on all cores; pip uses one
 	@touch $@
 
 test: lint types pytest  ## Install, then lint, formatting, types and tests
@@ -47,7 +49,7 @@ types: install  ## Check the types, strictly
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@$(BIN)/python -m zipfile -e build/wheel/specrt-*.whl build/types
 	@cp -r tools/lab build/types/specrt/tools/
-	@cd build/types && { MYPYPATH=../.. $(MYPY) --config-file ../../pyproject.toml specrt ../../tests & \
+	@cd build/types && { MYPYPATH=../.. $(MYPY) --num-workers 2 --config-file ../../pyproject.toml specrt ../../tests & \
 		$(MYPY) --config-file ../../.ci/mypy-3.10.ini --exclude tools/lab specrt/__init__.py \
 			specrt/engines specrt/runtime specrt/tools; code=$$?; wait $$! && exit $$code; }
 

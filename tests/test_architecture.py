@@ -68,7 +68,15 @@ def imported_by(node: ast.AST, package: list[str]) -> list[str]:
 
 @functools.cache
 def imports(path: Path) -> list[str]:
-    return [name for node in ast.walk(parse(path)) for name in imported_by(node, package_of(path))]
+    return [name for node in statements(parse(path)) for name in imported_by(node, package_of(path))]
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below ``node``. Expressions, most of the nodes, hold none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
 
 
 def nodes_run_at_import(node: ast.AST) -> Iterator[ast.AST]:

@@ -194,8 +194,8 @@ def _local(path: Path) -> tuple[str, dict[str, Any]]:
 @contextmanager
 def reading(name: str) -> Iterator[None]:
     """Silence transformers, and turn its exceptions into errors of one line."""
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         yield
     except SpecrtError:

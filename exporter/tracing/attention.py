@@ -41,7 +41,7 @@ def refuse(reason: str) -> NoReturn:
     raise UnsupportedModelError(f"cannot export this model faithfully: {reason}; {SUPPORTED}")
 
 
-class ContractCache(Cache):
+class ContractCache(Cache):  # type: ignore[misc]
     """A ``Cache`` that stores nothing: the attention node itself appends to the KV buffers."""
 
     def __init__(self, num_layers: int) -> None:

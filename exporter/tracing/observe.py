@@ -76,7 +76,7 @@ def observe(config: Any, trust_remote_code: bool = False) -> Observation:
 def _without_weights(config: Any, trust_remote_code: bool) -> Any:
     """The model of ``config`` on the meta device, with our attention."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(
             copy.deepcopy(config),
             attn_implementation=IMPLEMENTATION,
             experts_implementation=EXPERTS_IMPLEMENTATION,

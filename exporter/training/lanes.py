@@ -21,7 +21,7 @@ _HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "is_cau
 _HANDLED = frozenset({"scaling", "sliding_window"})
 
 
-class RingCache(Cache):
+class RingCache(Cache):  # type: ignore[misc]
     """KV of ``num_lanes`` lanes in ``window`` columns.
 
     ``column`` is where the next pass writes. While ``captured`` is a list, a pass reads nothing and leaves its keys and

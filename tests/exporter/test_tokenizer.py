@@ -154,11 +154,11 @@ def test_a_decoder_that_cannot_be_streamed_is_refused_at_export(model: Path, tmp
 def test_a_tokenizer_whose_class_decodes_otherwise_is_refused(tmp_path: Path) -> None:
     """transformers' class may do more than ``tokenizer.json`` describes."""
 
-    class Shouting(PreTrainedTokenizerFast):
+    class Shouting(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: Any, **kwargs: Any) -> str:
             return str(super()._decode(*args, **kwargs)).upper()
 
-    class Other(PreTrainedTokenizerFast):
+    class Other(PreTrainedTokenizerFast):  # type: ignore[misc]
         def __call__(self, text: str, **kwargs: Any) -> Any:
             return super().__call__(text[::-1], **kwargs)
 
@@ -221,7 +221,7 @@ def test_templates_that_fail_in_transformers_are_reported(tmp_path: Path) -> Non
 
 
 def test_a_template_that_renders_otherwise_than_in_transformers_is_refused(tmp_path: Path) -> None:
-    class Other(PreTrainedTokenizerFast):
+    class Other(PreTrainedTokenizerFast):  # type: ignore[misc]
         def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
             return f"{super().apply_chat_template(*args, **kwargs)}!"
 

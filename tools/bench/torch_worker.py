@@ -127,7 +127,7 @@ def serve_transformers(settings: Settings) -> tuple[Json, Generate]:
         ids = torch.tensor([request["prompt_ids"]])  # [1, N] i64
         temperature = request.get("temperature", 0.0)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
-        config = GenerationConfig(  # type: ignore[no-untyped-call]
+        config = GenerationConfig(
             **(sampling or {"do_sample": False}),
             max_new_tokens=request["max_new_tokens"],
             eos_token_id=None if request["ignore_eos"] else list(manifest.eos_token_ids) or None,
@@ -166,7 +166,7 @@ def _load(entry: ModelEntry, dtype: str, source: str | None) -> Any:
     from transformers import GenerationConfig
 
     model = load_entry(entry, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], source)[1]
-    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig()
     return model
 
 

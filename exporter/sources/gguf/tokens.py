@@ -117,7 +117,7 @@ def tokenizer_from_gguf(gguf: GgufFile) -> Any:
     named = {"bos_token": ids["bos_token_id"], "pad_token": ids["pad_token_id"]}
     named["eos_token"] = _id(gguf, "ggml.eos_token_id", len(tokens))
     named["unk_token"] = _id(gguf, "ggml.unknown_token_id", len(tokens))
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         add_bos_token=_flag(gguf, "ggml.add_bos_token", not is_byte_level or _pre(gguf) in _WHOLE_WORDS),
         add_eos_token=_flag(gguf, "ggml.add_eos_token", False),

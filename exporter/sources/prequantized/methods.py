@@ -129,7 +129,5 @@ def _transposed_modules(config: Any, trust_remote_code: bool) -> frozenset[str]:
     from transformers.pytorch_utils import Conv1D
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            copy.deepcopy(config), trust_remote_code=trust_remote_code
-        )
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)
     return frozenset(name for name, module in model.named_modules() if isinstance(module, Conv1D))

@@ -44,6 +44,7 @@ def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> No
     assert record_from_bundle(tmp_path / "b", BACKEND) == record
 
 
+@pytest.mark.slow
 def test_sliding_windows_and_bf16_build(tmp_path: Path) -> None:
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     model = save_tiny_model(tmp_path / "model", tiny_config("gemma3", vocab_size=len(tiny_tokenizer()), **layers))

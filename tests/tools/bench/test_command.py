@@ -53,6 +53,7 @@ def test_the_table_of_the_docs_comes_out_of_a_bench(bench_file: Path, tmp_path: 
     assert bench["created_utc"][:10] in table and f"specrt {bench['machine']['versions']['specrt']}" in table
 
 
+@pytest.mark.slow
 def test_a_bench_that_was_killed_goes_on_with_what_real_workers_had_answered(tiny_bundle: Path, tmp_path: Path) -> None:
     """Killed without warning after three answers; its workers end too. A marked answer shows that it is used again."""
     prompts, stored = tmp_path / "p.txt", tmp_path / "b.json"

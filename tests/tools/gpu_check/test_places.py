@@ -18,15 +18,15 @@ from specrt.tools.gpu_check.experiments.logits import check_logits, check_widths
 from specrt.tools.gpu_check.experiments.speed import check_round_graph
 from specrt.tools.gpu_check.kit import Kit
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
+from tests.engines.numpy_samplers.noisy_pair import K
+from tests.engines.trt.test_swapped_cache import OLD
 from tests.exports import Exports
 
 
 @pytest.fixture
 def jetson(exports: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     """A simulated TensorRT 10.3, which has no KV cache updates, with a tiny pair of its dialect."""
-    draft = str(exports.model(num_hidden_layers=1))
-    options = {"max_seq_len": 96, "prefill_chunk": 32, "dtype": "fp16", "backend": "tensorrt"}
-    bundle = exports.bundle(exports.model(), draft, 3, tensorrt_version="10.3", **options)
+    bundle = exports.bundle(exports.model(), "self:int8", K, **OLD)
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "LIBRARIES", {"tensorrt": LIBRARIES["tensorrt"]})
     made = SimulatedGpu(Path(shutil.copytree(bundle, tmp_path / "bundle")), "tensorrt", monkeypatch)

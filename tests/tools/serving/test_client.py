@@ -103,7 +103,7 @@ def test_errors_are_the_client_s_own(client: openai.OpenAI, served: Served) -> N
         client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body={"best": 1})
     assert (wrong.value.param, wrong.value.type) == ("best", "invalid_request_error")
     with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(model="tiny", messages=user("fox " * 600))  # type: ignore[arg-type]
+        client.chat.completions.create(model="tiny", messages=user("fox " * 600))
     assert long.value.code == "context_length_exceeded"
     with (
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong") as stranger,
@@ -125,7 +125,7 @@ def test_extensions_by_extra_body(client: openai.OpenAI, runtime: Runtime) -> No
 def test_langchain(served: Served, runtime: Runtime) -> None:
     chat = ChatOpenAI(
         model="tiny", base_url=f"{served.url}/v1", api_key=SecretStr("key"), temperature=0, max_tokens=16, max_retries=0
-    )  # type: ignore[call-arg]
+    )
     expected = runtime.generate(MESSAGES, max_new_tokens=16).text
     assert chat.invoke(PROMPT).content == expected
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == expected
