@@ -53,9 +53,10 @@ types: install  ## Check the types, strictly
 		$(MYPY) --config-file ../../.ci/mypy-3.10.ini --exclude tools/lab specrt/__init__.py \
 			specrt/engines specrt/runtime specrt/tools; code=$$?; wait $$! && exit $$code; }
 
-# Two files at a time, each on one thread of torch: threads of both would wait for each other.
+# Two files at a time, each on one thread of torch: threads of both would wait for each other. Freed memory is kept, since
+# it is soon used again.
 pytest: install  ## Run the tests; ARGS="-k name" chooses some
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 test-slow:  ## Run what 'make test' leaves out: more models and sizes, and more random examples
 	@$(MAKE) --no-print-directory pytest ARGS="-m 'slow or hypothesis' --hypothesis-profile thorough"

@@ -17,8 +17,7 @@ from tests.exports import Exports
 
 os.environ.setdefault("SPECRT_DEBUG", "1")  # a fault of ours shows its traceback, not one line
 
-# Many objects live as long as the run: modules, tests. Python would walk all of them about once an export.
-gc.set_threshold(2_000, 10, 200)
+gc.set_threshold(2_000, 10, 200)  # else an export walks all objects about once
 
 settings.register_profile("specrt", deadline=None, max_examples=30, derandomize=os.environ.get("CI") == "true")
 settings.register_profile("thorough", deadline=None, max_examples=300)
@@ -43,6 +42,12 @@ def has_nvidia_gpu() -> bool:
 def _place_in_the_run(item: pytest.Item) -> tuple[bool, bool, bool]:
     folders = item.path.relative_to(Path(__file__).parent).parts
     return item.get_closest_marker("model") is None, "terminal" not in folders, folders[0] == "runtime"
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live as long as the run: the garbage collector is not to walk them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
