@@ -23,7 +23,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SPECRT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-@pytest.mark.parametrize("quantize", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_weights_in_integers_become_engines(quantize: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True, "initializer_range": 0.06}
     model = save_tiny_model(tmp_path / "model", **sizes)

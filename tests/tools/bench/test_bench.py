@@ -63,9 +63,8 @@ def test_the_pair_is_named_with_its_weights(tiny_bundle: Path) -> None:
         assert described(replace(manifest, target=target, draft=draft)) == f"big.gguf (float32, int8), draft {name}"
 
 
-@pytest.mark.parametrize(
-    "names", ["eager-bf16,plain", pytest.param("eager,eager-bf16,assisted-bf16,plain", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["eager-bf16,plain", "eager,eager-bf16,assisted-bf16,plain"])
 def test_bf16_and_another_source_are_distinguished(names: str, tiny_bundle: Path, tmp_path: Path) -> None:
     """The torch model may be elsewhere; in bf16 ids may differ, which is reported and no failure."""
     elsewhere = tmp_path / "moved"

@@ -12,7 +12,7 @@ from specrt.tools.gpu_check.experiments import attention, places, rtx, speed
 from tests.engines.gpu.simulated_gpu import SimulatedGpu
 
 
-@pytest.fixture(params=["tensorrt-rtx", "tensorrt"])
+@pytest.fixture(params=["tensorrt-rtx", pytest.param("tensorrt", marks=pytest.mark.slow)])
 def simulated(
     tiny_tensorrt_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> SimulatedGpu:

@@ -22,7 +22,11 @@ NUM_TOKENS = 12
 
 @pytest.mark.parametrize(
     ("draft", "k", "quantize"),
-    [("self:int8", 1, "none"), ("self:int4", 4, "none"), pytest.param("ngram", 4, "int8", marks=pytest.mark.slow)],
+    [
+        ("self:int4", 4, "none"),
+        pytest.param("self:int8", 1, "none", marks=pytest.mark.slow),
+        pytest.param("ngram", 4, "int8", marks=pytest.mark.slow),
+    ],
 )
 def test_healthy_bundles_pass_and_each_check_is_reported(
     draft: str, k: int, quantize: str, exports: Exports, tmp_path: Path
