@@ -277,7 +277,7 @@ def test_tensorrt_builds_the_head(bundle: Path) -> None:
     """With TensorRT's own attention and cache updates, where the dialect has them."""
     record = build(bundle, "tensorrt-rtx")
     head = manifest_from_bundle(bundle).draft.model
-    assert head is not None and record.engines["draft"].num_bytes < record.engines["target"].num_bytes
+    assert head is not None and head.graph in record.engines["draft"].sources
     trt = load_library("tensorrt-rtx")
     logger = make_logger(trt)
     network = parse(trt, trt.Builder(logger), logger, bundle / head.graph)
