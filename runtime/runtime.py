@@ -70,6 +70,8 @@ class Runtime:
 
     ``generate`` and ``stream`` may be called from several threads. If the prompt shares a prefix with an earlier
     sequence, the KV of that prefix is reused, and only the rest is prefilled.
+
+    ``backend`` and ``device`` are the target's; ``places`` are backend and device of target and draft, as text.
     """
 
     def __init__(

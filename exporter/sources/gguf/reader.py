@@ -1,4 +1,4 @@
-"""The gguf package as transformers uses it to load weights, without work that is done again and again."""
+"""The gguf package as transformers uses it to load weights, without work that it repeats for each module and field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Reader(gguf.GGUFReader):
 def quick_reader() -> Iterator[None]:
     """Inside the block transformers' loader reads a file with ``_Reader``, and makes the map of names once.
 
-    It makes that map anew for every module of a model: for SmolLM2-135M, a third of the time of loading.
+    Without it the loader makes one map for each module of a model: for SmolLM2-135M, a third of the time of loading.
     """
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader, gguf.get_tensor_name_map = _Reader, functools.cache(name_map)  # type: ignore[misc]
