@@ -39,8 +39,7 @@ def drafts_its_text(bundle: Path, num_tokens: int, k: int) -> int:
     return found.stats.accepted
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("draft_quantize", ["none", "int4"])
+@pytest.mark.parametrize("draft_quantize", ["none", pytest.param("int4", marks=pytest.mark.slow)])
 def test_a_context_shorter_than_the_reference_text(exports: Exports, draft_quantize: str) -> None:
     bundle = head_bundle(exports, max_seq_len=16, draft_quantize=draft_quantize)
     head = manifest_from_bundle(bundle).draft.model

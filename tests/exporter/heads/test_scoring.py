@@ -71,8 +71,7 @@ def test_wrong_flags_of_every_layout_are_found(
     assert "above chance: at least" in lines[-1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("theta", [10_000.0, STATED_THETA])
+@pytest.mark.parametrize("theta", [10_000.0, pytest.param(STATED_THETA, marks=pytest.mark.slow)])
 def test_the_rotation_that_angelslim_trains_with_is_found(theta: float, target: Any, tmp_path: Path) -> None:
     """Its code has the base 10,000, whatever its config says. The control is a head trained with its config's base."""
     copying = CopyingTarget(target)
